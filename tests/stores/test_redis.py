@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.stores import NEVER, Outcomes, Settled
+from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import batches
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
@@ -241,48 +241,6 @@ async def test_who_has_much_under_way_comes_after_others(own_redis: RedisServer)
             await asyncio.sleep(0)
 
     assert order.index("other") == 256 // 16
-    assert fixture.stats.store_errors == {}
-    await fixture.store.close()
-
-
-@pytest.mark.parametrize("ranks", [(0, 7), (7, 0)])
-async def test_what_was_overtaken_for_long_goes_beside_lower_ranks(
-    own_redis: RedisServer, ranks: tuple[int, int]
-) -> None:
-    """Half of each call is for what may soon be too late, and half for the lowest ranks.
-
-    So what is planned is not counted in vain, and who has little under way need not wait for it.
-    """
-    fixture = Fixture(own_redis.url, timeout_us=60_000_000)
-    await started(fixture.store)
-    order: list[int] = []
-    soon_us = elapsed_us() + 30_000_000
-
-    def charge(rank: int, count: int) -> None:
-        for number in range(count):
-            requests = [[hit(key=f"{rank}-{number}")]]
-            deadline_us = soon_us if rank else NEVER
-            fixture.store.charge(
-                requests, lambda _: order.append(rank), deadline_us=deadline_us, rank=rank
-            )
-
-    own_redis.stop()
-    charge(5, 256)
-    while fixture.store.shard_states()[0].under_way < 2:
-        await asyncio.sleep(0)
-    for _ in range(500):
-        for rank in ranks:
-            charge(rank, 1)
-    while fixture.store.shard_states()[0].under_way < 4:
-        await asyncio.sleep(0)
-    own_redis.cont()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(order) < 1_256:
-            await asyncio.sleep(0)
-
-    # Two calls were under way, and two of the lowest rank went beside them.
-    next_calls = order[4 * 128 : 7 * 128]
-    assert next_calls.count(0) == next_calls.count(7) == 3 * 64
     assert fixture.stats.store_errors == {}
     await fixture.store.close()
 

@@ -27,7 +27,6 @@ from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.connection import Answered, Command, RedisConnection, Reply
 from ratelimit_service.stores.redis.filling import Filling, ScriptCall, Slot
 from ratelimit_service.stores.redis.script import (
-    MAX_CALL_WEIGHT,
     SCRIPT,
     SHA,
     arguments,
@@ -65,10 +64,8 @@ just be answered in time, the next stall of a few milliseconds would make all of
 most of its work is done by then. Nothing is counted faster because more waits."""
 
 _OVERTAKEN: Final = 75
-"""What has less than this part of the store's time left, in percent, may go before lower ranks."""
-
-_OVERTAKEN_WEIGHT: Final = MAX_CALL_WEIGHT // 2
-"""The most that goes before lower ranks in a call."""
+"""What has less than this part of the store's time left, in percent, goes first in every other
+call."""
 
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
@@ -121,6 +118,8 @@ class Batches:
         """Since when nothing is under way, if so, less the time that was used to forget."""
         self._full = _FIRST_FULL
         """How many requests went out together last, when there were more than fitted."""
+        self._by_age = False
+        """Whether the last call began with what others had overtaken."""
         self._most_in_flight = _IN_FLIGHT
         """So many full calls may be under way. While they wait for this process to look, and not
         for the server, one is added at each reply."""
@@ -278,7 +277,8 @@ class Batches:
         """
         filling = self._filling(below)
         self._forget(filling.now_us)
-        if any(self._queues[1:]):
+        self._by_age = not self._by_age
+        if self._by_age and any(self._queues[1:]):
             self._take_overtaken(filling)
         for rank, queue in enumerate(self._queues):
             while queue and self._take_first(filling, rank):
@@ -289,24 +289,20 @@ class Batches:
         return calls, filling.lowest
 
     def _take_overtaken(self, filling: Filling) -> None:
-        """Takes what those of lower ranks have overtaken for so long that it may be too late soon.
-
-        That is half of a call at most, so that lower ranks need not wait for it.
-        """
+        """Takes what lower ranks have overtaken for so long that it may soon be too late."""
         soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
-        while filling.size < _OVERTAKEN_WEIGHT:
+        while True:
             firsts = [
-                (queue[0].deadline_us, rank) for rank, queue in enumerate(self._queues) if queue
+                (queue[0].deadline_us, rank)
+                for rank, queue in enumerate(self._queues[: filling.below])
+                if queue
             ]
             soonest_us, rank = min(firsts, default=(NEVER, 0))
-            if soonest_us >= soon_us or not self._take_first(filling, rank, _OVERTAKEN_WEIGHT):
+            if soonest_us >= soon_us or not self._take_first(filling, rank):
                 break
 
-    def _take_first(self, filling: Filling, rank: int, most: int = MAX_CALL_WEIGHT) -> bool:
-        """Takes or drops the first batch of a rank, or as much as fits; returns whether all is.
-
-        What is taken weighs so much at `most`, with all that was taken before.
-        """
+    def _take_first(self, filling: Filling, rank: int) -> bool:
+        """Takes or drops the first batch of a rank, or as much as fits; returns whether all is."""
         queue = self._queues[rank]
         batch = queue[0]
         if batch.deadline_us <= filling.now_us + self._reply_us:
@@ -316,15 +312,13 @@ class Batches:
         if (filling.full or rank >= filling.below) and not batch.finished:
             return False  # of higher ranks too, what nobody waits for is dropped in time
         try:
-            filling.take(batch, most)
+            filling.take(batch)
         except Exception as error:
             self._bugs.note("hits could not be sent to Redis", error)
             self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
             batch.sent = len(batch.requests)
-        if filling.calls:
-            filling.lowest = min(filling.lowest, rank)
         if batch.sent < len(batch.requests) and not batch.finished:
-            filling.full = most == MAX_CALL_WEIGHT
+            filling.full = True
             return False
         queue.popleft()
         return True

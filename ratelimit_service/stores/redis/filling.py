@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import RANKS
 from ratelimit_service.stores.redis.batch import Batch
-from ratelimit_service.stores.redis.script import Section, weight
+from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, Section, weight
 
 __all__ = ["Filling", "ScriptCall", "Slot"]
 
@@ -72,19 +72,16 @@ class Filling:
         self.lowest = RANKS - 1
         """The lowest rank of what they charge."""
 
-    def take(self, batch: Batch, most: int) -> None:
-        """Takes requests from a batch until all together weigh `most`.
-
-        Those that nobody wants any more are dropped.
-        """
+    def take(self, batch: Batch) -> None:
+        """Takes requests from a batch, as many as fit; drops those that nobody wants any more."""
         requests, numbers, start = batch.requests, batch.indexes, batch.sent
         stop = start if batch.finished else len(requests)
         wanted = batch.wanted
         taken = [at for at in range(start, stop) if wanted(numbers[at])]
         section = [requests[at] for at in taken]
         added = weight(*section)
-        if self.size + added > most:
-            count, added = _fitting(section, self.size, most)
+        if self.size + added > MAX_CALL_WEIGHT:
+            count, added = _fitting(section, self.size)
             if count < len(taken):
                 stop = taken[count]
             taken, section = taken[:count], section[:count]
@@ -98,6 +95,7 @@ class Filling:
 
     def add(self, batch: Batch, indexes: Sequence[int], requests: Sequence[Sequence[Hit]]) -> None:
         """Adds these requests of a batch to the calls of their slots."""
+        self.lowest = min(self.lowest, batch.rank)
         if self._slot is None:
             self._add(_ONLY, batch, indexes, requests)
             return
@@ -116,15 +114,15 @@ class Filling:
         call.sections.append((self._not_after(batch.deadline_us), requests))
 
 
-def _fitting(requests: Sequence[Sequence[Hit]], size: int, most: int) -> tuple[int, int]:
+def _fitting(requests: Sequence[Sequence[Hit]], size: int) -> tuple[int, int]:
     """How many of the first requests fit beside others of the weight `size`, and their weight.
 
-    All of them weigh so much at `most`. If there are no others, the first one fits in any case.
+    If there are no others, the first one fits in any case.
     """
     added = 0
     for count, hits in enumerate(requests):
         more = weight(hits)
-        if size + added and size + added + more > most:
+        if size + added and size + added + more > MAX_CALL_WEIGHT:
             return count, added
         added += more
     return len(requests), added

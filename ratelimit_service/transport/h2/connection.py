@@ -347,7 +347,7 @@ class Connection(Hurrying):
         ):
             return 0
         block = data[start:stop]
-        if block == self._usual_block:
+        if block and block == self._usual_block:
             head = self._usual_head
         else:
             known = self._headers.recall(block)
@@ -357,10 +357,10 @@ class Connection(Hurrying):
             self._usual_block, self._usual_head = block, head
         message = data[stop + 9 + PREFIX_BYTES : end]
         if haste is not None and self._done_in_haste(haste, head, stream_id, message, block):
-            self.latest_stream = stream_id
+            self._opens(stream_id)
             self._consume(length)
             return end
-        self.latest_stream = stream_id
+        self._opens(stream_id)
         self._streams[stream_id] = None
         self._consume(length)
         caller: CallOrigin | None = None
@@ -388,7 +388,7 @@ class Connection(Hurrying):
         end, stream_ids, messages = runs.usual_calls(data, at, block, self.latest_stream, most)
         count = len(stream_ids)
         if count:
-            self.latest_stream = stream_ids[-1]
+            self._opens_all(stream_ids)
             self._streams.update(dict.fromkeys(stream_ids))
             self._consume(end - at - count * (18 + len(block)))
             last.stream_ids.extend(stream_ids)

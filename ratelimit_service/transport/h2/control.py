@@ -114,7 +114,7 @@ class Control(Sending):
             expect(increment > 0, "a window update of nothing")
             self._widen(increment)
             return
-        expect(stream_id <= self.latest_stream, "WINDOW_UPDATE on an idle stream")
+        expect(self._was_opened(stream_id), "WINDOW_UPDATE on an idle stream")
         if stream_id not in self._streams:
             return
         if increment == 0:
@@ -125,20 +125,22 @@ class Control(Sending):
     def _update_run(self, data: bytes, start: int) -> int:
         """Handles a run of window updates: clients in C send two with every call.
 
-        Returns where the last one ends. Returns 0, and has done nothing, if one is faulty, or
+        Returns where the last one ends. Returns 0, and has done nothing, if the first is faulty, or
         answers wait for windows: these are sent as far as each update lets them through.
         """
         if self.blocked:
             return 0
         end, updates = runs.window_updates(data, start)
-        if not updates:
-            return 0
-        streams, latest, wider = self._streams, self.latest_stream, 0
-        for stream_id, increment in updates:
-            if not increment & MAX_WINDOW or stream_id > latest:
-                return 0  # one by one those before the faulty one hold
+        streams, wider = self._streams, 0
+        for at, (stream_id, increment) in enumerate(updates):
+            if not increment & MAX_WINDOW or (stream_id and not self._was_opened(stream_id)):
+                updates = updates[:at]
+                end = start + at * runs.SHORT_FRAME_BYTES
+                break
             if not stream_id:
                 wider += increment & MAX_WINDOW
+        if not updates:
+            return 0
         self._spend(FRAME_US * len(updates), "windows")
         self._widen(wider)
         for stream_id, increment in updates:

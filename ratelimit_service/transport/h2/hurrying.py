@@ -100,20 +100,21 @@ class Hurrying(Incoming):
         """
         end, streams = runs.calls(data, at, block, self.latest_stream)
         if streams:
-            self.latest_stream = streams[-1]
+            self._opens_all(streams)
             self._consume(end - at - len(streams) * (18 + len(block)))
         # Of callers that trace, no two blocks are alike.
         alike = partial(self._headers.count_known, haste.concerns)
         end, varied, bytes_ = runs.varied_calls(data, end, self.latest_stream, alike)
         if varied:
-            self.latest_stream = varied[-1]
+            self._opens_all(varied)
             self._consume(bytes_)
             streams += varied
         if not (self.blocked or (self.wants_origins and haste.looks > 0)):
             # To refuse a call its headers are enough, in whatever order its other frames come.
             begun = runs.begun_calls(data, end, self.latest_stream, alike)
             if begun.streams:
-                end, self.latest_stream = begun.until, begun.streams[-1]
+                end = begun.until
+                self._opens_all(begun.streams)
                 self._consume(begun.message_bytes)
                 self._spend(FRAME_US * begun.updates, "windows")
                 self._widen(begun.wider)
@@ -159,20 +160,22 @@ class Hurrying(Incoming):
     def _reset_run(self, data: bytes, start: int, events: list[Event]) -> int:
         """Handles a run of resets.
 
-        Returns where the last one ends. Returns 0, and has done nothing, if the first is unusual.
+        Returns where the last one ends. Returns 0, and has done nothing, if the first is faulty.
         """
         end, stream_ids = runs.resets(data, start)
-        if not stream_ids or min(stream_ids) <= 0 or max(stream_ids) > self.latest_stream:
-            return 0  # one by one those before the faulty one hold
+        for at, stream_id in enumerate(stream_ids):
+            if not self._was_opened(stream_id):
+                stream_ids = stream_ids[:at]
+                end = start + at * runs.SHORT_FRAME_BYTES
+                break
+        if not stream_ids:
+            return 0
         self._reset_all(stream_ids, events)
         return end
 
     def _reset_all(self, stream_ids: list[int], events: list[Event]) -> None:
         """Takes the client's resets of these streams."""
-        expect(
-            min(stream_ids) > 0 and max(stream_ids) <= self.latest_stream,
-            "RST_STREAM on an idle stream",
-        )
+        expect(all(map(self._was_opened, stream_ids)), "RST_STREAM on an idle stream")
         cost_us = FRAME_US * len(stream_ids)
         if not self._streams.keys().isdisjoint(stream_ids):
             for stream_id in stream_ids:

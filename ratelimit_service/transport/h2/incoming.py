@@ -156,16 +156,16 @@ class Incoming(Control):
             stream.cost_us += cost_us
             self._trailers(stream_id, stream, head, flags, events)
             return
-        if stream_id <= self.latest_stream and stream_id in self._given_up:
-            # It may have been on its way when the client heard of that (RFC 9113, section 5.1).
-            self._spend(cost_us, "headers")
-            return
         if stream_id <= self.latest_stream:
-            code = ErrorCode.PROTOCOL_ERROR
+            self._spend(cost_us, "headers")
             if stream_id in self._finished:
-                code = ErrorCode.STREAM_CLOSED
-            raise ConnectionFaultError(code, "HEADERS on a stream that was open before")
-        self.latest_stream = stream_id
+                text = "HEADERS on a stream that was open before"
+                raise ConnectionFaultError(ErrorCode.STREAM_CLOSED, text)
+            expect(not self._was_skipped(stream_id), "HEADERS on an older stream")
+            # Else we have given it up, or not taken it. These may have been on their way when the
+            # client heard of that (RFC 9113, sections 5.1 and 6.8).
+            return
+        self._opens(stream_id)
         if stream_id > self._last_accepted:
             self._spend(cost_us, "headers")
         elif len(self._streams) >= MAX_STREAMS:
@@ -247,7 +247,7 @@ class Incoming(Control):
 
     def _not_open(self, stream_id: int) -> None:
         """Takes DATA on a stream that is not open: it never was, we gave it up, or it is over."""
-        expect(0 < stream_id <= self.latest_stream, "DATA on an idle stream")
+        expect(self._was_opened(stream_id), "DATA on an idle stream")
         self._spend(FRAME_US, "frames")
         if stream_id in self._finished:
             self._output.append(frames.rst_stream(stream_id, ErrorCode.STREAM_CLOSED))
@@ -417,7 +417,7 @@ class Incoming(Control):
     def _rst_stream(self, stream_id: int, payload: bytes, events: list[Event]) -> None:
         if len(payload) != 4:
             raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
-        expect(0 < stream_id <= self.latest_stream, "RST_STREAM on an idle stream")
+        expect(self._was_opened(stream_id), "RST_STREAM on an idle stream")
         self._spend(FRAME_US + self._withdraw(stream_id, events), "resets")
 
     def _withdraw(self, stream_id: int, events: list[Event]) -> int:

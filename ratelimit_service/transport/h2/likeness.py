@@ -72,7 +72,7 @@ class Likeness:
                 at = stop
         except IndexError:
             return None
-        return values if block[at:] == last else None
+        return values if at + len(last) == len(block) and block.endswith(last) else None
 
     def columns_of(self, blocks: Sequence[bytes]) -> list[_Column] | None:
         """The values that vary of many blocks; None unless all of these are alike."""
@@ -130,8 +130,9 @@ class Likeness:
                 places.append((starts, lengths))
         except IndexError:
             return None
-        rests = [block[stop:] for block, stop in zip(blocks, stops, strict=True)]
-        return places if rests.count(last) == len(rests) else None
+        lengths = list(map(len, blocks))
+        whole = lengths == [stop + len(last) for stop in stops]
+        return places if whole and all(map(bytes.endswith, blocks, repeat(last))) else None
 
     def head_of(self, block: bytes) -> Head | None:
         """The head of a block that differs from the last only where earlier blocks did."""
@@ -152,7 +153,7 @@ class Likeness:
                 at += 1 + length
         except IndexError:
             return None
-        return self._head if block[at:] == last else None
+        return self._head if at + len(last) == len(block) and block.endswith(last) else None
 
     def _head_with_timeout(self, block: bytes) -> Head | None:
         """The same where `grpc-timeout` is one of the values that vary."""
@@ -194,7 +195,7 @@ class Likeness:
             return self._head
         self._timeout_at = self.names.index(TIMEOUT)
         self._head = head
-        return self._heads.setdefault(head.timeout_us or 0, head)
+        return head if head.timeout_us is None else self._heads.setdefault(head.timeout_us, head)
 
 
 def _column_at(blocks: Sequence[bytes], starts: list[int], lengths: list[int]) -> _Column:
@@ -236,6 +237,8 @@ def _bounds(timeouts: Sequence[bytes]) -> Sequence[bytes]:
     """
     least, most = min(timeouts), max(timeouts)
     size, count = len(least), len(timeouts)
+    if not size:
+        return timeouts
     together = b"".join(timeouts)
     alike = (
         len(together) == size * count

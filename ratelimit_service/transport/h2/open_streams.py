@@ -40,8 +40,8 @@ class OpenStreams(Account):
         """Streams that the client has not ended on its side."""
         self._finished: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
         """Closed streams that both sides had ended."""
-        self._given_up: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
-        """Streams that we closed while the client could still send on them."""
+        self._skipped: deque[tuple[int, int]] = deque(maxlen=_CLOSED_REMEMBERED)
+        """The lowest and the highest of streams that the client left out, where it was noticed."""
         self._withdrawn: list[int] = []
         """Streams that we have ended; whoever works on their answers must still be told."""
         self._blocked: dict[int, Stream] = {}
@@ -112,6 +112,27 @@ class OpenStreams(Account):
             self._streams[stream_id] = stream
         return stream
 
+    def _was_opened(self, stream_id: int) -> bool:
+        """Whether the client may send on a stream, or may have sent before it heard of its end."""
+        return 0 < stream_id <= self.latest_stream and stream_id % 2 == 1
+
+    def _opens(self, stream_id: int) -> None:
+        """Notes that the client opens a stream: then those that it leaves out cannot be opened."""
+        if stream_id - 2 > self.latest_stream:
+            self._skipped.append((self.latest_stream + 1, stream_id - 1))
+        self.latest_stream = stream_id
+
+    def _opens_all(self, stream_ids: Sequence[int]) -> None:
+        """The same of several."""
+        first, last = stream_ids[0], stream_ids[-1]
+        if first - 2 > self.latest_stream or last - first != 2 * (len(stream_ids) - 1):
+            for stream_id in stream_ids:
+                self._opens(stream_id)
+        self.latest_stream = last
+
+    def _was_skipped(self, stream_id: int) -> bool:
+        return any(first <= stream_id <= last for first, last in self._skipped)
+
     def _keep(self, stream: Stream, size: int) -> None:
         stream.held += size
         self._hold(size)
@@ -124,8 +145,6 @@ class OpenStreams(Account):
             cost_us += stream.cost_us
             self._close(stream_id, stream, told=True)
             self._withdrawn.append(stream_id)
-        elif stream_id % 2:
-            self._given_up.append(stream_id)
         self._spend(cost_us, "resets")
 
     def _close(self, stream_id: int, stream: Stream, *, told: bool = False) -> None:
@@ -141,7 +160,8 @@ class OpenStreams(Account):
         if not (stream.ended or told):
             # It was answered before the client had sent all, so it may stop (RFC 9113, 8.1).
             self._output.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
-        (self._finished if stream.ended else self._given_up).append(stream_id)
+        if stream.ended:
+            self._finished.append(stream_id)
         if self._life.opening is Opening.FIRST_CALL:
             # Only now, because a client that makes a single call should not need another SETTINGS.
             self._life.enter(Opening.OPEN)

@@ -33,6 +33,7 @@ from ratelimit_service.transport.h2.frames import (
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 
 __all__ = [
+    "SHORT_FRAME_BYTES",
     "Begun",
     "begun_calls",
     "calls",
@@ -59,6 +60,9 @@ _UPDATE: Final = WINDOW_UPDATE << 8
 
 _ODD: Final = bytes(range(1, 256, 2))
 _frame_head: Final = struct.Struct(">xHBB").pack
+
+SHORT_FRAME_BYTES: Final = FRAME_HEAD_BYTES + RST_STREAM_BYTES
+"""The size of a frame of RST_STREAM or WINDOW_UPDATE."""
 
 _match_resets: Final = re.compile(
     # The first byte of a stream's number is at most 127.
@@ -280,12 +284,22 @@ def _alike(
     streams: tuple[int, ...] = struct.unpack_from(f">{count}I", numbers)
     if not streams or streams[0] <= last_stream_id or streams[-1] > MAX_WINDOW:
         return (), 0
-    if streams != tuple(range(streams[0] | 1, streams[-1] + 1, 2)) and (
+    if not _follow(streams) and (
         sorted(set(streams)) != list(streams)
         or numbers[_STREAM_BYTES - 1 : _STREAM_BYTES * count : _STREAM_BYTES].translate(None, _ODD)
     ):
         return (), 0
     return streams, sum(lengths[:count]) + count * (len(head) + size)
+
+
+def _follow(streams: Sequence[int]) -> bool:
+    """Whether these are odd, and each the next one. A client may also leave millions out."""
+    first, last = streams[0], streams[-1]
+    return (
+        first % 2 == 1
+        and last - first == 2 * (len(streams) - 1)
+        and streams == tuple(range(first, last + 1, 2))
+    )
 
 
 def _length_of(call: bytes, size: int) -> int:
@@ -377,8 +391,11 @@ def begun_calls(
 
 
 def resets(data: bytes, start: int) -> tuple[int, list[int]]:
-    """Walks RST_STREAM frames from `start` on; returns where they end, and the streams."""
-    found = _match_resets(data, start)
+    """Walks RST_STREAM frames from `start` on; returns where they end, and the streams.
+
+    That is some hundreds at most: a faulty one among them has all behind it walked again.
+    """
+    found = _match_resets(data, start, start + _MOST_TOGETHER * SHORT_FRAME_BYTES)
     end = found.end() if found else start
     return end, [stream for (stream,) in _reset_streams(data[start:end])]
 
@@ -387,9 +404,9 @@ def window_updates(data: bytes, start: int) -> tuple[int, list[tuple[int, int]]]
     """Walks WINDOW_UPDATE frames from `start` on.
 
     Returns where they end, and of each the stream, 0 for the connection, and by how much its window
-    grows; the highest bit of that means nothing.
+    grows; the highest bit of that means nothing. That is some hundreds at most.
     """
-    found = _match_updates(data, start)
+    found = _match_updates(data, start, start + _MOST_TOGETHER * SHORT_FRAME_BYTES)
     end = found.end() if found else start
     return end, list(_updates(data[start:end]))
 

@@ -1,0 +1,107 @@
+"""The queue before one Redis server: what goes out in which script call."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from ratelimit_service.clock import elapsed_us
+from ratelimit_service.observer import Stats
+from ratelimit_service.stores import RANKS
+from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.batches import Batches
+from ratelimit_service.stores.redis.server import Server
+from tests.stores.cases import hit
+
+TIMEOUT_US = 10_000_000
+OVERTAKEN_US, FRESH_US = TIMEOUT_US // 2, TIMEOUT_US
+
+
+class Queue(Batches):
+    """A queue whose calls are taken out here, and are not sent."""
+
+    def __init__(self) -> None:
+        server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, not_after=lambda _: 0)
+        super().__init__(cast(Server, server), Stats())
+        self._sending = True
+
+    def add(self, rank: int, left_us: int, hits: int = 1, *, wanted: bool = True) -> Background:
+        """Adds a request with so many hits."""
+        requests = [[hit(key=f"{rank}-{at}") for at in range(hits)]]
+        batch = Background(requests, deadline_us=elapsed_us() + left_us)
+        batch.rank = rank
+        if not wanted:
+            batch.wanted = lambda _: False
+        self.charge(batch)
+        return batch
+
+    def next_ranks(self, below: int = RANKS) -> list[int]:
+        """The ranks of the requests in the next call."""
+        calls, _ = self._next_calls(below)
+        return [batch.rank for call in calls for batch, _ in call.indexes]
+
+
+@pytest.mark.parametrize(("overtaken", "lowest"), [(1, 1), (1, 70), (130, 1), (300, 1), (300, 300)])
+async def test_every_other_call_is_for_what_was_overtaken_for_long(
+    overtaken: int, lowest: int
+) -> None:
+    """So what is planned is not counted in vain, and the lowest rank waits for one call at most.
+
+    That is so whatever requests weigh.
+    """
+    queue = Queue()
+    for _ in range(1_000 // overtaken):
+        queue.add(7, OVERTAKEN_US, overtaken)
+    for _ in range(1_000 // lowest):
+        queue.add(0, FRESH_US, lowest)
+
+    calls = [queue.next_ranks() for _ in range(4)]
+
+    assert [each[0] for each in calls] == [7, 0, 7, 0]
+    assert all(calls)
+
+
+async def test_what_has_time_waits_for_lower_ranks() -> None:
+    """Who has little under way comes first, as long as it is not too late for others soon."""
+    queue = Queue()
+    for _ in range(1_000):
+        queue.add(7, FRESH_US)
+        queue.add(0, FRESH_US)
+
+    assert [set(queue.next_ranks()) for _ in range(4)] == [{0}] * 4
+
+
+async def test_what_was_overtaken_goes_in_the_order_of_deadlines() -> None:
+    """Not of ranks: else those of higher ranks would be overtaken again."""
+    queue = Queue()
+    queue.add(3, OVERTAKEN_US + 100_000)
+    queue.add(7, OVERTAKEN_US)
+    queue.add(0, FRESH_US)
+    queue.add(5, OVERTAKEN_US - 100_000)
+
+    assert queue.next_ranks() == [5, 7, 3, 0]
+
+
+async def test_what_may_not_be_sent_holds_back_no_other_rank() -> None:
+    """While enough of the highest rank is under way, others go as if nothing of it waited."""
+    queue = Queue()
+    queue.add(7, OVERTAKEN_US - 100_000)
+    for _ in range(300):
+        queue.add(3, OVERTAKEN_US)
+        queue.add(0, FRESH_US)
+
+    assert set(queue.next_ranks(below=7)) == {3}
+    assert set(queue.next_ranks(below=7)) == {0}
+
+
+async def test_a_call_has_the_lowest_rank_of_what_it_charges() -> None:
+    """And not of what nobody wants: what waits for its reply is held back by that."""
+    queue = Queue()
+    queue.add(7, OVERTAKEN_US)
+    queue.add(0, FRESH_US, wanted=False)
+
+    _, lowest = queue._next_calls(RANKS)
+
+    assert lowest == 7
