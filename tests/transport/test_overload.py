@@ -240,6 +240,18 @@ async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -
     assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True]
 
 
+async def test_who_waits_for_next_to_nothing_shows_no_overload(tmp_path: Path) -> None:
+    """A caller without time is refused; if its call has come just now, that is not our doing."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+
+    assert not ends.call(timeout="1n", waited_us=300)
+    ends.calls.look()
+
+    assert ends.stats.overloaded == {"refused": 1}
+    assert not ends.health.faults
+
+
 async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> None:
     """Health speaks of it for a few seconds more."""
     ends = Ends(Asking(tmp_path, RULES))

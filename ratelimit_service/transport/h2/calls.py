@@ -210,7 +210,7 @@ class ServiceCalls:
         if fate is Fate.COUNTED:
             self._overload.counted(len(stream_ids))
         else:
-            self._overload.note(fate, len(stream_ids))
+            self._overload.note(fate, len(stream_ids), late=not fresh)
             if fate is Fate.REFUSED:
                 connection.refuse(stream_ids)
                 if calls.origins is not None:

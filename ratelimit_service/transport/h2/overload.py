@@ -356,11 +356,16 @@ class Overload:
         """Notes that so many calls are decided by policy."""
         self._saved -= calls * _HURRIED_COST
 
-    def note(self, fate: Fate, calls: int) -> None:
-        """Notes that there was no time to count so many calls."""
+    def note(self, fate: Fate, calls: int, *, late: bool = True) -> None:
+        """Notes that there was no time to count so many calls.
+
+        If they have not come `late`, their callers wait for next to nothing, which is no overload.
+        """
         if not calls:
             return
         self._stats.overloaded[_NAMES[fate]] += calls
+        if not late:
+            return
         self._noted_us = elapsed_us()
         self._health.degrade(
             "overloaded",
