@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from ratelimit_service import compiled
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import RANKS
@@ -14,6 +15,8 @@ from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.batches import Batches
 from ratelimit_service.stores.redis.server import Server
 from tests.stores.cases import hit
+
+pytestmark = pytest.mark.skipif(compiled(), reason="its server cannot be replaced then")
 
 TIMEOUT_US = 10_000_000
 OVERTAKEN_US, FRESH_US = TIMEOUT_US // 2, TIMEOUT_US
