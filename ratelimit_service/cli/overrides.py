@@ -100,7 +100,7 @@ def overrides(
 def _read(path: str) -> list[_Fields]:
     """The overrides of a file, each as JSON has it. Raises RateLimitError, which says where."""
     try:
-        with click.open_file(path, encoding="utf-8", errors="strict") as file:
+        with click.open_file(path, encoding="utf-8-sig", errors="strict") as file:
             text = file.read()
     except UnicodeDecodeError as error:
         raise RateLimitError(f"{path} is no UTF-8, so it is no list of overrides") from error

@@ -13,9 +13,9 @@ def split_address(text: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; an IPv6 host stands in brackets."""
     host, _, port = text.rpartition(":")
     if "://" in text:
-        raise SettingsError(f"{text!r} has a scheme: write HOST:PORT alone, as in 0.0.0.0:8081")
+        raise SettingsError(f"{text!r} has a scheme: write HOST:PORT alone, as in 127.0.0.1:8081")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise SettingsError(f"{text!r} is no address: write HOST:PORT, as in 0.0.0.0:8081")
+        raise SettingsError(f"{text!r} is no address: write HOST:PORT, as in 127.0.0.1:8081")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise SettingsError(f"{text!r}: write an IPv6 host in brackets, as in [::]:8081")
     return host.strip("[]"), int(port)

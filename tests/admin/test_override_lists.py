@@ -46,7 +46,8 @@ async def test_overrides_are_exported_and_imported(operator: Operator, tmp_path:
     said = await operator.types("overrides", "import", str(file))
     assert (said.code, said.out) == (0, "3 overrides: 2 added, 1 there already\n")
     assert (await operator.told("overrides"))["overrides"] == saved
-    file.write_text(json.dumps({"overrides": saved}))  # as --json prints it
+    # As --json prints it, and as some editors save it.
+    file.write_text(json.dumps({"overrides": saved}), encoding="utf-8-sig")
     told = await operator.told("overrides", "import", str(file))
     assert told == {
         "added": 0,

@@ -77,7 +77,7 @@ def test_version() -> None:
     [
         (["servee"], "Did you mean 'serve'? (see ratelimit --help)"),
         (["serve", "--prot", "1"], "(see ratelimit serve --help)"),
-        (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 0.0.0.0:8081"),
+        (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 127.0.0.1:8081"),
         (["--check", "--second-store", "redis://h"], "--second-store needs a --store in Redis"),
         (["serve", "rules"], "serve takes flags only, and not 'rules': name rules with --rules"),
         (["man", "serve"], "Got unexpected extra argument (serve) (see ratelimit man --help)"),
