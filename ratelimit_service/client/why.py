@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ratelimit_service.client.sync import Client
-from ratelimit_service.model import Decision, Descriptor, Limit, Request, Unit
+from ratelimit_service.model import Code, Decision, Descriptor, Limit, OverrideKind, Request, Unit
 
 __all__ = ["not_counted", "overrides_of", "why_not_counted"]
 
@@ -37,6 +37,7 @@ def why_not_counted(
     Raises TransportError if it does not answer.
     """
     policies, overrides = _policies(decision), overrides_of(decision)
+    banned = decision.code is Code.OVER_LIMIT and _names_ban(decision)
     reasons: dict[int, str] = {}
     served: bool | None = None
     for place in not_counted(decision):
@@ -45,6 +46,9 @@ def why_not_counted(
             continue
         if place in overrides:
             reasons[place] = overrides[place]
+            continue
+        if banned:
+            reasons[place] = "another descriptor of the request is banned"
             continue
         if served is None:
             served = _knows(client, request, timeout_us)
@@ -57,6 +61,11 @@ def why_not_counted(
         else:
             reasons[place] = "no rule matches"
     return reasons
+
+
+def _names_ban(decision: Decision) -> bool:
+    """Whether a ban took part: then nothing of a denied request is counted."""
+    return any(each["kind"] == OverrideKind.BAN for _, each in _listed(decision, "by_override"))
 
 
 def _policies(decision: Decision) -> dict[int, str]:

@@ -84,7 +84,10 @@ def test_hit_says_why_nothing_was_counted(
 
 
 def test_hit_says_which_override_decided(tmp_path: Path, rules: Path) -> None:
-    """An override that took part is named, and asking for reasons leaves no further decision."""
+    """An override that took part is named, also as what keeps others from being counted.
+
+    Asking for reasons leaves no further decision.
+    """
     log = tmp_path / "decisions.jsonl"
     service = ServiceProcess(tmp_path, "--rules", str(rules), "--decision-log", str(log))
     service.start()
@@ -99,6 +102,8 @@ def test_hit_says_which_override_decided(tmp_path: Path, rules: Path) -> None:
             )
         ]
         banned = Ran("hit", "demo", "user=bob", *at(service))
+        beside = ("hit", "demo", "user=bob", "user=zz", "none=b", *at(service))
+        beside_ban, in_json = Ran(*beside), Ran(*beside, "--json")
         exempt = Ran("hit", "demo", "user=vip", *at(service))
         limited = Ran("hit", "demo", "user=dan", "user=eve", *at(service))
         service.signal(signal.SIGTERM)
@@ -109,12 +114,19 @@ def test_hit_says_which_override_decided(tmp_path: Path, rules: Path) -> None:
     ban, exemption, limit = ids
     assert banned.out == f"OVER_LIMIT  demo user=bob  not counted: override (ban {ban})\n"
     assert exempt.out == f"OK          demo user=vip  unlimited, by override (exempt {exemption})\n"
+    why = "another descriptor of the request is banned"
+    assert beside_ban.out.splitlines()[2:] == [
+        f"  OK          user=zz  not counted: {why}",
+        f"  OK          none=b  not counted: {why}",
+    ]
+    told = [each["not_counted"] for each in json.loads(in_json.out)["statuses"]]
+    assert told == [f"override (ban {ban})", why, why]
     first, dan, eve = limited.out.splitlines()
     assert first == "OK          demo"
     assert dan.startswith("  OK          user=dan  6 of 7 left, resets in ")
     assert dan.endswith(f" s, by override (limit {limit})")
     assert eve.endswith(" s")
-    assert len(log.read_text().splitlines()) == 3
+    assert len(log.read_text().splitlines()) == 5
 
 
 def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: RedisServer) -> None:
