@@ -52,6 +52,20 @@ async def test_refused_password_is_told_without_it(own_redis: RedisServer) -> No
     await fixture.store.close()
 
 
+@pytest.mark.parametrize("database", [0, 3])
+async def test_password_that_is_missing(own_redis: RedisServer, database: int) -> None:
+    """A Redis that wants a password which the URL does not have is told with how to write it."""
+    redis.Redis.from_url(own_redis.url).config_set("requirepass", "secret")
+    fixture = Fixture(f"{own_redis.url.removesuffix('/0')}/{database}")
+    await tried(fixture.store, fixture.health)
+
+    assert await fixture.hit() == [None]
+
+    told = "wants a password: redis://:PASSWORD@HOST:PORT/0"
+    assert told in fixture.health.faults["store"]
+    await fixture.store.close()
+
+
 @pytest.mark.parametrize("password", ["hunter2", "a long one of which only a part is shown" * 4])
 async def test_password_that_redis_says_again(
     password: str, caplog: pytest.LogCaptureFixture

@@ -345,9 +345,18 @@ async def _connected(address: Address, tls: ssl.SSLContext | None) -> RedisConne
 def _expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:
     if reply is None:
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
+    if isinstance(reply, Exception) and not connection.password and _wants_password(reply):
+        raise StoreError(
+            f"Redis at {address} wants a password: redis://:PASSWORD@HOST:PORT/0 ({reply!s})"
+        )
     if isinstance(reply, Exception):
         raise StoreError(f"Redis at {address} refused {command[0]!s}: {connection.shown(reply)}")
     if not isinstance(reply, bytes):  # `OK`, or the digest of a script that was loaded
         raise StoreError(
             f"Redis at {address} does not answer to {command[0]!s}, but something else"
         )
+
+
+def _wants_password(error: Exception) -> bool:
+    """Whether an error is one to a client without a password; the second to a long command."""
+    return str(error).startswith("NOAUTH") or "unauthenticated" in str(error)
