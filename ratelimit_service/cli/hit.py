@@ -95,6 +95,8 @@ def hit(
 
     if (tls_cert or tls_key) and not (tls_ca and tls_cert and tls_key):
         raise click.UsageError("a client certificate takes --tls-ca, --tls-cert and --tls-key")
+    if not timeout_us:
+        raise click.UsageError("--timeout is 0: write a duration above 0, as in 1s or 500ms")
     tls = ClientTLS(tls_ca, tls_cert, tls_key) if tls_ca else None
     override = parse_limit(limit) if limit else None
     asked = tuple(

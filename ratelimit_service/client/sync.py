@@ -67,7 +67,7 @@ class Client:
             answer = self._call(encode_request(request), timeout=timeout_us / 1_000_000)
         except grpc.RpcError as error:
             # grpcio's errors of calls are calls themselves, which its types do not say.
-            reason = self._reason(error) if isinstance(error, grpc.Call) else str(error)
+            reason = self._reason(error, timeout_us) if isinstance(error, grpc.Call) else str(error)
             raise TransportError(reason) from error
         try:
             return decode_decision(answer)
@@ -76,7 +76,7 @@ class Client:
                 f"what answers at {self._address} is no rate limit service: {error}"
             ) from error
 
-    def _reason(self, error: grpc.Call) -> str:
+    def _reason(self, error: grpc.Call, timeout_us: int) -> str:
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOT_CONNECTED):
             for sign, reason in _REASONS.items():
@@ -92,6 +92,11 @@ class Client:
                 f"the Envoy at {self._address} answers {said}; name the service's own gRPC port "
                 "with --address HOST:PORT"
             )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and details == _OUR_DEADLINE:
+            return (
+                f"nothing has answered at {self._address} within {timeout_us / 1_000_000:g}s: look "
+                "whether it is the service's gRPC port; --timeout DURATION waits longer"
+            )
         return f"the service at {self._address} answers {said}"
 
 
@@ -100,6 +105,9 @@ def _is_of_envoy(error: grpc.Call) -> bool:
     metadata = (*(error.initial_metadata() or ()), *(error.trailing_metadata() or ()))
     return ("server", "envoy") in metadata
 
+
+_OUR_DEADLINE = "Deadline Exceeded"
+"""grpcio's own details when a call's time is over: nobody has said them."""
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving")
 

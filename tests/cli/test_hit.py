@@ -186,6 +186,26 @@ def test_hit_at_another_server(said: bytes, message: str) -> None:
     assert (ran.code, message in ran.err, ran.err.count("\n")) == (2, True, 1)
 
 
+def test_hit_at_a_silent_port() -> None:
+    """Where a connection is accepted and nothing is said, the port may be wrong, or slow."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        ran = Ran("hit", "demo", "a=b", "--address", address, "--timeout", "200ms")
+
+    assert (ran.code, ran.err) == (
+        2,
+        f"ratelimit: nothing has answered at {address} within 0.2s: look whether it is the "
+        "service's gRPC port; --timeout DURATION waits longer\n",
+    )
+
+
+def test_hit_without_time() -> None:
+    """A timeout in which nothing can be answered is refused."""
+    ran = Ran("hit", "demo", "a=b", "--timeout", "0s")
+
+    assert (ran.code, "--timeout is 0: write a duration above 0" in ran.err) == (2, True)
+
+
 def say(listener: socket.socket, said: bytes) -> None:
     with suppress(OSError):  # the test is over
         while True:

@@ -48,7 +48,7 @@ def test_answer_that_is_none() -> None:
 
 
 def test_server_that_does_not_answer() -> None:
-    """A call ends with its timeout."""
+    """A call ends with its timeout, and the error says that nothing came within it."""
     late = threading.Event()
 
     def answer() -> bytes:
@@ -57,7 +57,7 @@ def test_server_that_does_not_answer() -> None:
 
     with (
         answering(answer) as address,
-        pytest.raises(TransportError, match="DEADLINE_EXCEEDED"),
+        pytest.raises(TransportError, match=r"nothing has answered at 127.* within 0\.05s: "),
     ):
         ask(address, 50_000)
     late.set()
