@@ -87,12 +87,22 @@ async def test_many_changes_are_told_in_parts(
 async def test_an_audit_log_that_cannot_be_written(
     start_site: StartSite, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the audit log takes no line the change is made, and whoever made it is told."""
-    admin = await start_site(Settings(audit_log=str(tmp_path / "no" / "audit.jsonl")))
+    """If the audit log takes no line the change is made, and whoever made it is told.
+
+    Health says so from the start on, until a line can be written.
+    """
+    path = tmp_path / "no" / "audit.jsonl"
+    admin = await start_site(Settings(audit_log=str(path)))
+    assert str(path) in admin.asking.health.faults["audit_log"]
     told: Any = await admin.told("/overrides", {**BOB, "kind": "ban"})
 
     assert "cannot be written" in told["warning"]
     assert '"action": "override"' in caplog.text
+
+    path.parent.mkdir()
+    told = await admin.told("/overrides", {**BOB, "kind": "exempt"})
+    assert "warning" not in told
+    assert admin.asking.health.faults == {}
 
 
 @pytest.mark.parametrize("room", [0, 30])

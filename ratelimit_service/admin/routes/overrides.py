@@ -19,6 +19,9 @@ __all__ = ["routes"]
 
 log = logging.getLogger(__name__)
 
+_AUDIT_LOG: Final = "audit_log"
+"""The component of health."""
+
 _MOST_DIGITS: Final = 10
 _ABOUT: Final = ("domain", "descriptor", "limit", "reason")
 _OF_OVERRIDE: Final = (*_ABOUT, "kind", "requests", "hits", "for_seconds", "until")
@@ -39,6 +42,12 @@ class _Steering:
 
     def __init__(self, operating: Operating) -> None:
         self._operating = operating
+        path = operating.settings.audit_log
+        if path:
+            try:
+                os.close(_opened(path))
+            except OSError as error:
+                self._degrade(error)
 
     async def overrides(self, request: AdminRequest) -> object:
         query = request.query
@@ -144,12 +153,19 @@ class _Steering:
             text = "\n".join(map(str, lines))
             try:
                 await asyncio.to_thread(_append, path, text)
+                self._operating.health.recover(_AUDIT_LOG)
             except OSError as error:
                 log.warning(
                     "the audit log %s cannot be written: %s: %s", path, error.strerror, text
                 )
                 found["warning"] = f"the audit log cannot be written: {error.strerror}"
+                self._degrade(error)
         return found
+
+    def _degrade(self, error: OSError) -> None:
+        path = self._operating.settings.audit_log
+        why = f"{path} cannot be written: {error.strerror}; until it can, changes are in the log"
+        self._operating.health.degrade(_AUDIT_LOG, why)
 
 
 def _number(name: str, text: str) -> int:
@@ -164,12 +180,16 @@ def _append(path: str, lines: str) -> None:
 
     A pipe that nobody reads is an error: nobody waits for it.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-    file = os.open(path, flags, 0o640)
+    file = _opened(path)
     try:
         append_whole(file, f"{lines}\n".encode())
     finally:
         os.close(file)
+
+
+def _opened(path: str) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    return os.open(path, flags, 0o640)
 
 
 def routes(operating: Operating) -> Iterator[Route]:
