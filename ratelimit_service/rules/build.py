@@ -56,7 +56,7 @@ class Version(NamedTuple):
 class FileReport(NamedTuple):
     """What is to be said of a file; `bad` ones are not used.
 
-    `digest` is that of the bytes in force, "" if there are none.
+    `digest` is that of the bytes in use, "" if there are none; `used` is their domain.
     """
 
     name: str
@@ -64,6 +64,7 @@ class FileReport(NamedTuple):
     problems: tuple[Problem, ...]
     bad: bool
     digest: str = ""
+    used: str = ""
 
 
 class Built(NamedTuple):
@@ -171,12 +172,11 @@ def build(
         said = (version.good or b"") if report.bad else version.newest
         reports.append(report)
     former.begin(said)
+    of_files = all(each.language == "yaml" for each in every)
     good: dict[str, list[RuleFile]] = {}
-    never_good = set()
-    vanished = set()
+    never_good: set[str] = set()
+    vanished = {each.name for each in every if each.vanished}
     for version in (each for each in every if each.language != "overlay"):
-        if version.vanished:
-            vanished.add(version.name)
         file = former.parsed(version, version.newest, tallies, overlay)
         bad = fatal(file.problems)
         told = _told(file.name, file.problems, strict=strict)
@@ -184,9 +184,9 @@ def build(
         if bad and version.good is not None:
             file = former.parsed(version, version.good, tallies, overlay)
         elif bad:
-            if file.domain:
-                never_good.add(file.domain)
+            never_good |= {file.domain} - {""}
             continue
+        reports[-1] = reports[-1]._replace(used=file.domain)
         good.setdefault(file.domain, []).append(file)
     merged: dict[str, _Merged] = {}
     kept: dict[str, _Merged] = {}
@@ -199,12 +199,13 @@ def build(
         if before is not None and before.files == files:
             merged[name] = kept[name] = before
             continue
-        nodes, problems = merge(files)
+        nodes, problems = merge(files, of_files=of_files)
         there = [file for file in files if file.name not in vanished]
         if fatal(problems) and len(there) < len(files):
-            let_go |= {file.name for file in files} & vanished
-            files = there
-            nodes, problems = merge(files)
+            nodes, problems = merge(there, of_files=of_files)
+            if not fatal(problems):  # else the domain stays as it was, with the vanished ones
+                let_go |= {file.name for file in files} & vanished
+                files = there
         conflicts += _told(files[0].name, problems, strict=strict)
         if fatal(problems):
             contradicting.add(name)
@@ -295,8 +296,13 @@ def _digest(version: Version, *, bad: bool) -> str:
     return hashlib.sha256(said).hexdigest()
 
 
-def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
-    """The root nodes of one domain's files, in their order, and where they contradict."""
+def merge(
+    files: Sequence[RuleFile], *, of_files: bool = True
+) -> tuple[tuple[Node, ...], list[Problem]]:
+    """The root nodes of one domain's files, in their order, and where they contradict.
+
+    Without `of_files` they are a management server's, and nobody is told to remove a file.
+    """
     if len(files) == 1:  # what is wrong within one is known already
         nodes = files[0].nodes
         return nodes, [*_unknown_targets(nodes), *_unequal_pools(nodes)]
@@ -304,7 +310,7 @@ def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
     problems = []
     found = []
     for node in (node for file in files for node in file.nodes):
-        if message := taken_twice(node, seen):
+        if message := taken_twice(node, seen, of_files=of_files):
             text = path_text([(node.key, node.value)])
             problems.append(Problem(node.source, text, message, "duplicate"))
         else:

@@ -13,10 +13,16 @@ from ratelimit_service.rules.tree import Node
 __all__ = ["taken_twice", "too_many"]
 
 
-def taken_twice(node: Node, seen: dict[tuple[str, str, bool], Node]) -> str:
+_OF_FILES = "one file, or remove one: every file counts unless its name begins with a dot"
+
+
+def taken_twice(
+    node: Node, seen: dict[tuple[str, str, bool], Node], *, of_files: bool = False
+) -> str:
     """What is wrong if an earlier node of a level takes what this one takes; else "".
 
-    `seen` are the earlier nodes by what they take; this one is added.
+    `seen` are the earlier nodes by what they take; this one is added. `of_files` are nodes that
+    may come from several files of a directory.
     """
     message = ""
     for each in node.takes:
@@ -25,6 +31,8 @@ def taken_twice(node: Node, seen: dict[tuple[str, str, bool], Node]) -> str:
             whole = node.value == other.value
             what = "the same key and value stand" if whole else f"{each[1]!r} stands"
             message = f"{what} at {other.source}{': merge the two' if whole else ', too'}"
+            if of_files and other.source.file != node.source.file:
+                message += f"{'' if whole else ': merge the two'} into {_OF_FILES}"
     return message
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -73,11 +73,16 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A rule file as last read: its bytes, what is to be said of it, and its last good bytes."""
+    """A rule file as last read: its bytes, what is to be said of it, and its last good bytes.
+
+    `held` is what is in force of it, with the domain: other bytes than the good ones, or none,
+    while other files contradict these.
+    """
 
     data: bytes
     report: FileReport
     good: bytes | None
+    held: tuple[str, bytes] | None
     language: Language
 
 
@@ -258,7 +263,10 @@ class Rules:
     def _versions(
         self, found: Found, *, keep_vanished: bool
     ) -> Generator[None, None, tuple[list[Version], list[Problem]]]:
-        """The versions to build, and what is missing: such files keep their last version."""
+        """The versions to build, and what is missing: such files keep their last version.
+
+        A vanished file keeps what was in force of it. One of which nothing was is let go.
+        """
         versions = []
         missing = [
             Problem(Source(name), "", f"this cannot be read: {why}; what was good stays", "unread")
@@ -276,10 +284,11 @@ class Rules:
                 yield
             if name in found.files:
                 continue
-            unread = found.unread_above(name)
-            if unread or keep_vanished:
-                versions.append(Version(name, file.data, file.good, not unread, file.language))
-            if keep_vanished and not unread:
+            if found.unread_above(name):
+                versions.append(Version(name, file.data, file.good, language=file.language))
+            elif keep_vanished and file.held is not None:
+                _, held = file.held
+                versions.append(Version(name, held, held, vanished=True, language=file.language))
                 message = "this file has vanished: what was good stays until SIGHUP or a restart"
                 missing.append(Problem(Source(name), "", message, "vanished"))
         return versions, missing
@@ -336,8 +345,9 @@ class Rules:
                 continue
             version = read[report.name]
             good = version.good if report.bad else version.newest
-            files[report.name] = _File(version.newest, report, good, version.language)
             known = before.get(report.name)
+            held = _held(report, good, known, built.contradicting)
+            files[report.name] = _File(version.newest, report, good, held, version.language)
             if known is None or known.data != version.newest:
                 new += report.problems
         known_conflicts = set(self._conflicts)
@@ -445,6 +455,17 @@ class Rules:
         """All that is wrong in the files, and hints, by their places."""
         of_files = [problem for file in self._files.values() for problem in file.report.problems]
         return sorted([*of_files, *self._conflicts, *self._missing])
+
+
+def _held(
+    report: FileReport, good: bytes | None, known: _File | None, contradicting: Set[str]
+) -> tuple[str, bytes] | None:
+    """What is in force of a file: of domains that contradict themselves that is what it was."""
+    if good is not None and report.used not in contradicting:
+        return report.used, good
+    if known is not None and known.held is not None and known.held[0] in contradicting:
+        return known.held
+    return None
 
 
 def _log(problems: Sequence[Problem], *, strict: bool) -> Generator[None, None, None]:

@@ -14,7 +14,7 @@ from ratelimit_service.errors import RulesError
 from ratelimit_service.rules import files, from_files, watch
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.whole_file import read_whole
-from tests.rules.test_load import Directory, file_of
+from tests.rules.test_load import BAD, Directory, file_of
 from tests.servers.process import PATIENCE_SECONDS
 
 
@@ -195,6 +195,104 @@ async def test_one_file_of_a_domain_vanishes(directory: Directory) -> None:
 
     assert directory.domains == {"one": ["x", "z"]}
     assert "vanished" in directory.health.faults["rules"]
+
+
+async def vanish(directory: Directory, name: str) -> None:
+    (directory.path / f"{name}.yaml").unlink()
+    await directory.rules.reload(keep_vanished=True)
+
+
+async def test_removing_a_copy_mends_a_domain_that_was_never_served(directory: Directory) -> None:
+    """A file of which nothing was ever in force has nothing to keep: the others hold at once."""
+    directory.write(a=file_of("one", "x"), copy=file_of("one", "x")).load()
+    assert directory.domains == {}
+
+    await vanish(directory, "copy")
+
+    assert directory.domains == {"one": ["x"]}
+    assert directory.health.faults == {}
+
+
+async def test_bad_file_that_comes_and_goes(directory: Directory) -> None:
+    """A new file that was never good leaves nothing behind, and neither does one of no domain."""
+    directory.write(a=file_of("one", "x")).load()
+
+    await directory.reload(b=BAD.format("two"), c="junk: [")
+    assert directory.rules.snapshot.unserved == {"two"}
+    await vanish(directory, "b")
+    assert "c.yaml" in directory.health.faults["rules"]
+    await vanish(directory, "c")
+
+    assert directory.domains == {"one": ["x"]}
+    assert directory.rules.snapshot.unserved == frozenset()
+    assert directory.health.faults == {}
+
+
+async def test_changes_beside_a_copy_hold_once_it_is_gone(directory: Directory) -> None:
+    """What changed while a copy contradicted its domain is taken over when the copy is removed."""
+    directory.write(a=file_of("one", "x"), b=file_of("one", "y")).load()
+    await directory.reload(copy=file_of("one", "x"))
+    await directory.reload(a=file_of("one", "x", "new"))
+    assert directory.domains == {"one": ["x", "y"]}
+
+    await vanish(directory, "copy")
+
+    assert directory.domains == {"one": ["x", "new", "y"]}
+    assert directory.health.faults == {}
+
+
+async def test_file_that_vanishes_after_it_contradicted(directory: Directory) -> None:
+    """What was in force of it stays, and not what it said when it was removed."""
+    directory.write(a=file_of("one", "x"), b=file_of("one", "y")).load()
+    await directory.reload(b=file_of("one", "x"))
+
+    await vanish(directory, "b")
+
+    assert directory.domains == {"one": ["x", "y"]}
+    assert "b.yaml: this file has vanished" in directory.health.faults["rules"]
+
+
+async def test_file_that_vanishes_from_a_domain_that_contradicts_itself(
+    directory: Directory,
+) -> None:
+    """Its rules stay as well when the contradiction between the others is over."""
+    directory.write(a=file_of("one", "x"), b=file_of("one", "y")).load()
+    await directory.reload(copy=file_of("one", "x"))
+
+    await vanish(directory, "b")
+    assert directory.domains == {"one": ["x", "y"]}
+    assert "duplicate" in {problem.kind for problem in directory.rules.problems()}
+    await vanish(directory, "copy")
+
+    assert directory.domains == {"one": ["x", "y"]}
+    assert "b.yaml: this file has vanished" in directory.health.faults["rules"]
+
+
+async def test_file_that_vanishes_after_it_moved_into_a_contradiction(
+    directory: Directory,
+) -> None:
+    """Nothing of a domain that it had left comes back."""
+    directory.write(a=file_of("one", "x"), b=file_of("two", "x")).load()
+    await directory.reload(b=file_of("one", "x"))
+    assert directory.domains == {"one": ["x"]}
+
+    await vanish(directory, "b")
+
+    assert directory.domains == {"one": ["x"]}
+    assert directory.health.faults == {}
+
+
+def test_a_copy_is_told_to_be_removed(directory: Directory) -> None:
+    """Who has two files that say the same reads which files count; within a file nobody does."""
+    directory.write(a=file_of("one", "x"), b=file_of("one", "x"), c=file_of("two", "x", "x"))
+
+    across, within = (each.message for each in lint([directory.path]).problems)
+
+    assert across.endswith(
+        "a.yaml:3:5: merge the two into one file, or remove one: every file counts unless its name "
+        "begins with a dot"
+    )
+    assert within.endswith("merge the two")
 
 
 async def test_reading_that_takes_for_ever(
