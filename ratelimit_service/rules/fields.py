@@ -287,6 +287,10 @@ class Fields:
             message = f"{name} must be a whole number from {least} to {most}, without quotes"
             self.report("number", message, value=name)
             return least
+        if self._reader.advises and (digits := scalars.decimals(self._pairs[name][1])):
+            written = quoted(self.raw(name))
+            message = f"YAML reads {written} as {number}: write {' or '.join(map(str, digits))}"
+            self.report("odd_number", message, value=name, hint=True)
         return number
 
     def numbers(self, name: str, least: int, most: int = MAX_ADDEND) -> list[int] | None:
@@ -369,6 +373,12 @@ class Fields:
             return switch
         number = scalars.number(node)
         if number is not None and math.isfinite(number):
+            if self._reader.advises and (digits := scalars.decimals(node)):
+                message = (
+                    f"YAML reads {quoted(scalars.raw(node))} as {digits[0]}: write that, or put it "
+                    "into quotes"
+                )
+                self._reader.report(node, self.path, "odd_number", message, hint=True)
             return float(number)
         if node.tag in scalars.NUMBERS:
             message = (

@@ -66,7 +66,7 @@ def _problems(files: dict[str, bytes], clock: Clock) -> list[Problem]:
     problems: list[Problem] = []
     domains: dict[str, list[RuleFile]] = {}
     for name, data in files.items():
-        file = parse(name, data)
+        file = parse(name, data, advises=True)
         problems += file.problems
         if not file.bad:  # what is wrong comes first
             problems += advice(file.nodes, clock() // MINUTE_US)

@@ -58,9 +58,13 @@ Pair = tuple[yaml.Node, yaml.Node]
 class Reader:
     """Reads one file and collects its problems."""
 
-    def __init__(self, name: str, needs: str = "a domain") -> None:
-        """`name` is the file's, for the problems; `needs` is what an empty file lacks."""
+    def __init__(self, name: str, needs: str = "a domain", *, advises: bool = False) -> None:
+        """`name` is the file's, for the problems; `needs` is what an empty file lacks.
+
+        If it `advises`, it notes hints at what is written, which `lint` says and `serve` does not.
+        """
         self.name = name
+        self.advises = advises
         self._needs = needs
         self.problems: list[Problem] = []
         self.anywhere: Collection[str] = ()

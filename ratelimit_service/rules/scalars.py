@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import yaml
 
-__all__ = ["MAX_DIGITS", "NULL", "NUMBERS", "STR", "number", "raw", "switch"]
+__all__ = ["MAX_DIGITS", "NULL", "NUMBERS", "STR", "decimals", "number", "raw", "switch"]
 
 MAX_DIGITS = 64
 """The longest text that is read as a number: reading one takes the square of its length."""
@@ -48,6 +48,18 @@ def number(node: yaml.Node) -> int | float | None:
     except (ValueError, IndexError):  # 0x_ looks like a number; a tag may stand before anything
         return None
     return None
+
+
+def decimals(node: yaml.Node) -> list[int]:
+    """What to write of a number that is not read as it looks, in digits; nothing if it is.
+
+    That is the number which YAML 1.1 reads, and the other one that an octal looks like.
+    """
+    read = number(node)
+    plain = raw(node).removeprefix("+")
+    if read is None or "." in plain or (plain.lstrip("-").isdecimal() and int(plain) == read):
+        return []
+    return [int(read), int(plain)] if plain.lstrip("-").isdecimal() else [int(read)]
 
 
 def switch(node: yaml.Node) -> bool | None:

@@ -90,12 +90,15 @@ def parse(
     name: str,
     data: bytes,
     tallies: Callable[[str, str], Tallies] = Tallies,
+    *,
+    advises: bool = False,
 ) -> RuleFile:
     """Reads one rule file; never raises for what is in it.
 
-    `tallies` gives the tallies of a rule by domain and path.
+    `tallies` gives the tallies of a rule by domain and path. If it `advises`, hints at what is
+    written are among the problems.
     """
-    reader = Reader(name)
+    reader = Reader(name, advises=advises)
     return compiled(name, reader, lambda: reader.composed(data), _guessed_domain(data), tallies)
 
 

@@ -271,3 +271,55 @@ def test_windows_that_do_not_fit(limit: str, unfitting: bool) -> None:
     """A window of which the algorithm makes something else than is meant is pointed at."""
     found = hints(f"- {{key: k, rate_limit: {{requests_per_unit: 5, {limit}}}}}")
     assert [kind for _, kind in found] == ["window"] * unfitting
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        ("010", "YAML reads '010' as 8: write 8 or 10"),
+        ("0100", "YAML reads '0100' as 64: write 64 or 100"),
+        ("0x10", "YAML reads '0x10' as 16: write 16"),
+        ("0b11", "YAML reads '0b11' as 3: write 3"),
+        ("1_000", "YAML reads '1_000' as 1000: write 1000"),
+        ("1:30", "YAML reads '1:30' as 90: write 90"),
+        ("10", ""),
+        ("+10", ""),
+        ("0", ""),
+        ("007", ""),
+    ],
+)
+def test_numbers_that_are_not_read_as_they_look(number: str, message: str) -> None:
+    """A number that YAML 1.1 does not read as decimal is pointed at, with what it is read as."""
+    limit = f"{{unit: day, requests_per_unit: {number}}}"
+    text = f"domain: a\ndescriptors:\n- {{key: k, rate_limit: {limit}}}"
+
+    found = lint_text("a.yaml", text.encode()).problems
+
+    assert [(each.source.column, each.message, each.hint) for each in found] == (
+        [(55, message, True)] if message else []
+    )
+
+
+def test_every_number_that_is_not_read_as_it_looks() -> None:
+    """All keys that take a number are looked at, in each limit; text is what it is."""
+    assert hints(
+        """\
+        - {key: a, value: 010, rate_limit: {unit: day, requests_per_unit: 010}}
+        - {key: b, value: 0x10, rate_limit: {unit: day, requests_per_unit: 010}}
+        - {key: c, rate_limit: {unit: day, unit_multiplier: 02, requests_per_unit: 9}}
+        - {key: d, rate_limit: {unit: day, unit_multiplier: 010, requests_per_unit: 9}}
+        - key: e
+          rate_limit: {algorithm: token_bucket, unit: day, burst: 020, requests_per_unit: 9}
+        - {key: f, group: {ipv4: 030}, rate_limit: {unit: day, requests_per_unit: 9}}
+        - key: g
+          metadata: {zip: 010, time: 12:30, at: 1.50, no: "010"}
+          rate_limit: {unit: day, requests_per_unit: 9}
+        """
+    ) == [(path, "odd_number") for path in ("a=010", "b=0x10", "d", "e", "f", "g", "g")]
+
+
+def test_serving_gives_no_advice_on_numbers() -> None:
+    """Only lint says what is allowed: a file that is served is not read again because of it."""
+    text = "domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 010}}]"
+
+    assert not parse("a.yaml", text.encode()).problems
