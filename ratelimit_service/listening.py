@@ -15,7 +15,7 @@ from pathlib import Path
 from ratelimit_service.errors import TransportError
 from ratelimit_service.settings import split_address, unix_path
 
-__all__ = ["BACKLOG", "check_free", "listen", "port_of", "unlink"]
+__all__ = ["BACKLOG", "check_free", "check_possible", "listen", "port_of", "unlink"]
 
 BACKLOG = 1_024
 """Connections that may wait to be taken; the system's net.core.somaxconn may allow fewer."""
@@ -34,6 +34,17 @@ def check_free(address: str, kind: str) -> None:
             return
         for each in _bound(*split_address(address)):
             each.close()
+
+
+def check_possible(address: str, kind: str) -> None:
+    """Raises TransportError, as `listen` would, if nobody could ever open the port.
+
+    Whether it is free is not asked: a service that runs with the same address has it.
+    """
+    path = unix_path(address)
+    if path is not None and not Path(path).parent.is_dir():
+        with _told(address, kind):
+            raise FileNotFoundError(errno.ENOENT, f"there is no directory {Path(path).parent}")
 
 
 def listen(address: str, kind: str, *, private: bool = False) -> list[socket.socket]:

@@ -74,16 +74,21 @@ _FOR_LATER: Final = {signal.SIGHUP, signal.SIGUSR2}
 
 def _serve(*, only_check: bool, **values: object) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_LATER)
-    from ratelimit_service.runtime.app import check, serve  # noqa: PLC0415 -- see `main`
+    from ratelimit_service.runtime.announcement import not_served  # noqa: PLC0415 -- see `main`
+    from ratelimit_service.runtime.app import check, serve  # noqa: PLC0415
 
     given = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser
     told = remarks(os.environ)  # noqa: TID251 -- handed over, not read
     told += _of_unknown(click.get_current_context())
     if only_check:
-        check(given)
+        snapshot = check(given)
         for line in told:
             say(line, err=True)
         say("it would start")
+        for line in not_served(snapshot):
+            say(line)
+        if not snapshot.domains:
+            say(f"no domain has rules, so the failure policy decides all: {given.failure_policy}")
         return 0
     return serve(given, told)
 
@@ -156,7 +161,7 @@ serve = _Serve(
         click.Option(
             ["--check", "only_check"],
             is_flag=True,
-            help="Only tell whether it would start: settings, rules, TLS files.",
+            help="Only tell whether it would start: settings, rules, TLS files; no port is tried.",
         ),
     ],
     callback=_serve,

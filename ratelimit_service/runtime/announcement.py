@@ -51,8 +51,7 @@ def announce(
             or f"no domain, so the failure policy decides all: {settings.failure_policy}"
         ),
     ]
-    if snapshot.unserved:
-        lines.append(f"NOT served, see the errors above: {_domains(snapshot.unserved)}")
+    lines += not_served(snapshot)
     options = []
     if settings.grpc.startswith("unix:") or grpc_port != 8081:
         options += ["--address", f"localhost:{grpc_port}" if grpc_port else settings.grpc]
@@ -84,6 +83,12 @@ def _warn_of_queues(settings: Settings, snapshot: Snapshot) -> None:
     )
     if rules:
         log.warning("%s", nowhere_to_queue(rules))
+
+
+def not_served(snapshot: Snapshot) -> list[str]:
+    """A line about the domains whose rules have problems, if there are any."""
+    names = snapshot.unserved
+    return [f"NOT served, see the errors above: {_domains(names)}"] if names else []
 
 
 def _domains(names: Iterable[str]) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
+from ratelimit_service.listening import check_possible
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
+from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.admin_port import check_tokens
 from ratelimit_service.runtime.certificates import check_certificates
@@ -53,22 +55,29 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
     return run(supervise(settings, count, inherited()))
 
 
-def check(settings: Settings) -> None:
-    """Raises RateLimitError if `serve` would fail; opens no port and connects to nothing."""
+def check(settings: Settings) -> Snapshot:
+    """The rules that `serve` would start with; opens no port and connects to nothing.
+
+    Raises RateLimitError if it would fail, but for ports that others have.
+    """
     niceness = max(os.getpriority(os.PRIO_PROCESS, 0), _CHECK_NICENESS)
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
     workers(settings)
     check_installed(settings)
     check_certificates(settings)
     check_tokens(settings)
-    run(_check(settings))
+    for kind, address in (("gRPC", settings.grpc), ("Admin", settings.admin)):
+        check_possible(address, kind)
+    return run(_check(settings))
 
 
-async def _check(settings: Settings) -> None:
+async def _check(settings: Settings) -> Snapshot:
     stats, health = Stats(), Health()
     await open_store(settings, stats, health).store.close()
     source = source_of(settings)
-    Rules(source, stats=stats, health=health, strict=settings.strict_rules).load()
+    rules = Rules(source, stats=stats, health=health, strict=settings.strict_rules)
+    rules.load()
+    return rules.snapshot
 
 
 def workers(settings: Settings) -> int:

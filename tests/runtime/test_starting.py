@@ -131,6 +131,7 @@ def test_signals_to_all_while_workers_start(
         (["--rules", "/nowhere"], "there is no such file or directory"),
         (["--tls-cert", "/nowhere"], "TLS needs both"),
         (["--workers", "2"], "needs a --store in Redis"),
+        (["--grpc", "unix:/nowhere/its.sock"], "there is no directory /nowhere"),
     ],
 )
 def test_check(tmp_path: Path, flags: list[str], message: str) -> None:
@@ -144,6 +145,25 @@ def test_check(tmp_path: Path, flags: list[str], message: str) -> None:
 
     assert message in done.stderr
     assert (done.returncode, done.stdout) == ((2, "") if message else (0, "it would start\n"))
+
+
+def test_check_of_rules_with_problems(tmp_path: Path) -> None:
+    """A service would start with them, and --check says what it would not serve."""
+    (tmp_path / "bad.yaml").write_text("domain: edge\ndescriptors: 3\n")
+    command = [COMMAND, "serve", "--rules", str(tmp_path), "--check"]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        [
+            "it would start",
+            "NOT served, see the errors above: domain edge",
+            "no domain has rules, so the failure policy decides all: open",
+        ],
+    )
 
 
 @pytest.mark.parametrize("more", [0, 10])
