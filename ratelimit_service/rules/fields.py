@@ -188,6 +188,16 @@ class Fields:
             node = self._pairs[value][1]
         self._reader.report(node, self.path, kind, message, tolerated=tolerated, hint=hint)
 
+    def advise_if_empty(self, name: str, then: str) -> None:
+        """Hints at a key behind which nothing stands at all: who writes `null` or `[]` means it."""
+        if name in self and not self.given(name) and not self.raw(name):
+            self.advise("empty", f"{name} is empty, so {then}, or take the key out", key=name)
+
+    def advise(self, kind: str, message: str, *, key: str | None = None) -> None:
+        """Notes a hint at a key, or at the mapping, if hints are asked for."""
+        if self._reader.advises:
+            self.report(kind, message, key=key, hint=True)
+
     def node(self, name: str) -> yaml.Node:
         """The value of a key that is there."""
         return self._pairs[name][1]

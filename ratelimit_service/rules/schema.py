@@ -45,6 +45,9 @@ __all__ = ["RuleFile", "alike", "compiled", "parse"]
 _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer", "on_limit")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
+_FORGOTTEN = {"rate_limit": "unit and requests_per_unit", "rate_limits": "a list of limits"}
+"""What to write below keys that limit something, where all below is forgotten or a comment."""
+
 _EXAMPLE = "{unit: minute, requests_per_unit: 5}"
 """A limit, for whoever has written something else."""
 
@@ -121,6 +124,8 @@ def compiled(
             state = "empty" if "domain" in root else "missing"
             root.report("no_domain", f"domain is {state}: name what callers ask for")
         shard_by = _shard_by(root)
+        if not reader.problems:  # what is wrong comes first
+            _advise_on_no_rules(root)
         nodes = _Language(domain, tallies, read_answer(root), reader.problems).descriptors(root)
     except Unreadable:
         domain, nodes = guessed_domain, ()
@@ -153,6 +158,13 @@ def _shard_by(root: Fields) -> ShardBy | None:
     elif keys == []:
         root.report("shard_by", "shard_by is empty: write domain, or keys", value="shard_by")
     return ShardBy(frozenset(keys or ()), root.source("shard_by"))
+
+
+def _advise_on_no_rules(root: Fields) -> None:
+    """A file may do without rules, but is hardly meant to if it says nothing else."""
+    root.advise_if_empty("descriptors", "this file limits nothing: write some")
+    if "descriptors" not in root and not root.given("shard_by"):
+        root.advise("empty", "there are no descriptors, so this file limits nothing: write some")
 
 
 class _Language:
@@ -223,9 +235,13 @@ class _Language:
             rule, limits = self._rule(fields, "rate_limit", more=more)
         elif fields.given("rate_limits"):
             rule, limits = self._rule(fields, "rate_limits", more=more)
-        elif more:
-            _report_idle(fields)
+        else:
+            for name, what in _FORGOTTEN.items():
+                fields.advise_if_empty(name, f"nothing is limited here: write {what}")
+            if more:
+                _report_idle(fields)
         check_groupings(fields, limits, grouping, matcher, shared=share_threshold)
+        fields.advise_if_empty("descriptors", "nothing stands below: write some")
         below = self.descriptors(fields)
         if not key or taken is None:
             return None

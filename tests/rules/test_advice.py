@@ -323,3 +323,74 @@ def test_serving_gives_no_advice_on_numbers() -> None:
     text = "domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 010}}]"
 
     assert not parse("a.yaml", text.encode()).problems
+
+
+def test_keys_behind_which_nothing_stands() -> None:
+    """A key whose content is forgotten or a comment is pointed at, with what to write."""
+    text = """\
+domain: a
+descriptors:
+- key: a
+  rate_limit:
+- key: b
+  rate_limits:
+  # - {unit: day, requests_per_unit: 1}
+- key: c
+  rate_limit: {unit: day, requests_per_unit: 1}
+  descriptors:
+"""
+    found = lint_text("a.yaml", text.encode()).problems
+
+    assert all(each.hint for each in found)
+    assert list(map(str, found)) == [
+        "a.yaml:4:3: a: rate_limit is empty, so nothing is limited here: write unit and "
+        "requests_per_unit, or take the key out [empty]",
+        "a.yaml:6:3: b: rate_limits is empty, so nothing is limited here: write a list of limits, "
+        "or take the key out [empty]",
+        "a.yaml:10:3: c: descriptors is empty, so nothing stands below: write some, or take the "
+        "key out [empty]",
+    ]
+
+
+def test_what_is_left_out_is_meant() -> None:
+    """No rate_limit is how exceptions are written; and null or an empty list are no oversight."""
+    assert (
+        hints(
+            f"""\
+            - {{key: a, value: b}}
+            - {{key: c, rate_limit: null, rate_limits: ~, descriptors: []}}
+            - {{key: d, descriptors: [{{key: e}}]}}
+            - {{key: f, rate_limits: , {LIMIT}}}
+            """
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "domain: a",
+            "1:1: there are no descriptors, so this file limits nothing: write some",
+        ),
+        (
+            "answer: {body: json}\ndomain: a",
+            "1:1: there are no descriptors, so this file limits nothing: write some",
+        ),
+        (
+            "domain: a\ndescriptors:\n",
+            "2:1: descriptors is empty, so this file limits nothing: write some, or take the key "
+            "out",
+        ),
+        ("domain: a\nshard_by: domain", ""),
+        ("domain: a\ndescriptors: []", ""),
+    ],
+)
+def test_files_without_rules(text: str, told: str) -> None:
+    """A file that says nothing but its domain is pointed at; one that places counters is not."""
+    found = lint_text("f", text.encode()).problems
+
+    assert all(each.hint for each in found)
+    assert list(map(str, found)) == ([f"f:{told} [empty]"] if told else [])
+    assert not parse("f", text.encode()).problems
