@@ -98,6 +98,8 @@ class Fields:
                 pairs.setdefault(name, pair)
         if deeper:  # as far as it can be told before it is checked
             self.path = (*path, (self.raw("key"), self.raw("value")))
+        if deeper and len(odd) == 1 and self._is_key_itself(*odd[0], allowed):
+            return
         for key, _ in odd:
             self._report_key(key, allowed)
 
@@ -210,12 +212,14 @@ class Fields:
         """A value as it stands in the file, whatever YAML takes it for; "" if it is no scalar."""
         return scalars.raw(self._pairs[name][1]) if name in self._pairs else ""
 
-    def text(self, name: str) -> str:
-        """A value's source text."""
+    def text(self, name: str, *, several: str = "") -> str:
+        """A value's source text; `several` is the key that takes a list of them."""
         if not self.given(name):
             return ""
-        if not isinstance(self._pairs[name][1], yaml.ScalarNode):
-            self.report("type", f"{name} must be text", value=name)
+        if not isinstance(node := self._pairs[name][1], yaml.ScalarNode):
+            there_is = several and isinstance(node, yaml.SequenceNode)
+            more = f": for several there is {several}" if there_is else ""
+            self.report("type", f"{name} must be text{more}", value=name)
         return self.raw(name)
 
     def texts(self, name: str) -> list[str] | None:
@@ -397,6 +401,22 @@ class Fields:
             self._reader.report(node, self.path, "type", message)
         return scalars.raw(node)
 
+    def _is_key_itself(self, key: yaml.Node, value: yaml.Node, allowed: Collection[str]) -> bool:
+        """Whether a descriptor has in place of `key` what it should be, which is reported."""
+        name = scalars.raw(key)
+        if not name or "key" in self._pairs or name in self._places or ":" in name:
+            return False
+        if name in allowed or nearest(name, allowed) == "key":
+            return False
+        said = scalars.raw(value)
+        instead = f"write {quoted(f'key: {name}')}"
+        if said and "value" not in self._pairs:
+            instead += f" and {quoted(f'value: {said}')}"
+        self._misspelt += ("key",)
+        message = f"{quoted(name)} is no key of a descriptor: {instead}"
+        self._reader.report(key, self.path, "unknown_key", message)
+        return True
+
     def _report_key(self, key: yaml.Node, allowed: Collection[str]) -> None:
         """Reports a key that may not stand here, or not once more."""
         name = scalars.raw(key)
@@ -411,7 +431,12 @@ class Fields:
                 message = f"{name} does nothing here: it stands {place}"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:
-            self._misspelt += (nearest(name, allowed),)
-            hint = did_you_mean(name, allowed)
-            message = f"{quoted(name)} is no key: allowed are {listed(allowed)}{hint}"
+            before = name.partition(":")[0]
+            if before in allowed:
+                self._misspelt += (before,)
+                why = "a colon wants a space behind it"
+            else:
+                self._misspelt += (nearest(name, allowed),)
+                why = f"allowed are {listed(allowed)}{did_you_mean(name, allowed)}"
+            message = f"{quoted(name)} is no key: {why}"
             self._reader.report(key, self.path, "unknown_key", message)

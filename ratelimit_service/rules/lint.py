@@ -15,8 +15,8 @@ from ratelimit_service.rules.build import merge
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.reader import lines_of
 from ratelimit_service.rules.schema import RuleFile, parse
+from ratelimit_service.rules.slips import lines_of
 from ratelimit_service.text import printable
 
 __all__ = ["SKIPPED", "Linted", "lint", "lint_text"]

@@ -6,7 +6,6 @@ must not live here: what a node has to be (`fields`), and what keys mean (`schem
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Never
 
@@ -15,8 +14,9 @@ import yaml
 from ratelimit_service.rules.composer import TooDeepError, compose
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem
+from ratelimit_service.rules.slips import lines_of, slip
 
-__all__ = ["ForeignMark", "Pair", "Path", "ReadNode", "Reader", "Unreadable", "lines_of"]
+__all__ = ["ForeignMark", "Pair", "Path", "ReadNode", "Reader", "Unreadable"]
 
 _MAX_DEPTH = 100
 """The deepest nesting, of collections and of descriptors."""
@@ -164,7 +164,7 @@ class Reader:
             message = f"nested more than {_MAX_DEPTH} deep"
             self._stop(self.source(error.event), "too_deep", message)
         except yaml.MarkedYAMLError as error:
-            at, what = _misread(error, text)
+            at, what = slip(error, text)
             self._stop(self._place(text, at), "yaml", f"this is no YAML: {what}")
         except yaml.reader.ReaderError as error:
             at = len(text.encode()[: error.position].decode())
@@ -185,32 +185,3 @@ class Reader:
     def _stop(self, source: Source | None, kind: str, message: str) -> Never:
         self.problems.append(Problem(source or Source(self.name), "", message, kind))
         raise Unreadable
-
-
-_LINE_END = re.compile("\\r\\n|[\\n\\r\\x85\\u2028\\u2029]")
-
-_ENCLOSES = re.compile("flow|quoted")
-"""In words of YAML: what begins with a mark and ends with one."""
-
-
-def lines_of(text: str) -> list[str]:
-    """The lines of a file, as YAML counts them."""
-    return _LINE_END.split(text)
-
-
-def _misread(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
-    """The place of the character that YAML stumbled over, and what is wrong there.
-
-    At the end of a text that is where began what does not end: there is what has to be mended.
-    """
-    last = max(len(text.rstrip()) - 1, 0)
-    at = error.problem_mark.index if error.problem_mark else last
-    what = str(error.problem or error.context)
-    if text[at : at + 1] == "\t":  # which editors show as spaces
-        return at, "a tab: YAML wants spaces"
-    if at <= last:
-        return at, what
-    began = error.context_mark
-    if began is not None and began.index < at and _ENCLOSES.search(error.context or ""):
-        return began.index, f"what begins here does not end: {what}"
-    return last, what

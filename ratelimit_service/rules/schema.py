@@ -215,7 +215,7 @@ class _Language:
         taken = registry.taken(fields)
         value, matcher = taken or ("", None)
         fields.path = (*fields.path[:-1], (key, value))
-        if not key:
+        if not key and not fields.misspelt("key"):
             fields.report("no_key", "key is missing or empty: every descriptor needs one")
         more = not fields.within(self._usual)
         share_threshold = more and fields.switch("share_threshold")

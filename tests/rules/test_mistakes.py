@@ -77,6 +77,105 @@ def test_bytes_that_are_no_text(data: bytes, message: str) -> None:
     assert str(problem).startswith(message)
 
 
+HEAD = "domain: a\ndescriptors:\n- key: a\n"
+QUOTES = "must stand in quotes"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HEAD + "  value: *.example # all", f"4:10: begins with * {QUOTES}, as '*.example'"),
+        (HEAD + "  value: **", f"4:10: begins with * {QUOTES}, as '**'"),
+        (HEAD + "  value: *x*", f"4:10: begins with * {QUOTES}, as '*x*'"),
+        (HEAD + "  value: *example\n", f"4:10: begins with * {QUOTES}, as '*example'"),
+        (HEAD + "  value: */a b", f"4:10: begins with * {QUOTES}"),
+        (HEAD + "  value: */it's", f"4:10: begins with * {QUOTES}"),
+        (HEAD + "  one_of: [*.x, b]", f"4:12: begins with * {QUOTES}, as '*.x'"),
+        ("domain: a\ndescriptors: [{key: a, value: *}]", f"2:31: begins with * {QUOTES}"),
+        (HEAD + "  value: &/b", f"4:10: begins with & {QUOTES}, as '&/b'"),
+        (HEAD + "  value: !x!", f"4:10: begins with ! {QUOTES}, as '!x!'"),
+        (HEAD + "  value: !<x", f"4:10: begins with ! {QUOTES}, as '!<x'"),
+        (HEAD + "  value: %x", f"4:10: begins with % {QUOTES}, as '%x'"),
+        (HEAD + "  value: @x", f"4:10: begins with @ {QUOTES}, as '@x'"),
+        (HEAD + "  value: `x`", f"4:10: begins with ` {QUOTES}, as '`x`'"),
+        (HEAD + "  value: [x, y", "4:10: what begins here does not end: "),
+    ],
+)
+def test_texts_that_want_quotes(text: str, message: str) -> None:
+    """A text that begins with a sign of YAML's is told at its begin, and how to write it."""
+    (problem,) = parse("f", text.encode()).problems
+    place, _, said = message.partition(" ")
+
+    assert str(problem).startswith(f"f:{place} this is no YAML: ")
+    assert said in problem.message
+    assert problem.message.endswith(said) or QUOTES not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "example"),
+    [
+        ("domain:a\ndescriptors:\n- key: a\n", "1:7", "domain: a"),
+        ("# ours\r\ndomain:a\r\n\r\n# b: c\r\ndescriptors: []", "2:7", "domain: a"),
+        ("domain: a\ndescriptors:\n- key:a\n  value: b", "3:6", "key: a"),
+        (HEAD + "  value:b\n  rate_limit: {unit: day}\n", "4:8", "value: b"),
+        (HEAD + "  rate_limit:\n    unit:day\n    requests_per_unit: 1", "5:9", "unit: day"),
+        (HEAD + "  one_of:[a, b]\n  rate_limit: {unit: day}", "4:9", "one_of: …"),
+    ],
+)
+def test_colons_without_a_space(text: str, place: str, example: str) -> None:
+    """It is told where the colon stands, not in the line below, where YAML finds it."""
+    (problem,) = parse("f", text.encode()).problems
+
+    wants = f"a colon wants a space behind it, as '{example}'"
+    assert str(problem) == f"f:{place}: this is no YAML: {wants} [yaml]"
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (HEAD + "  value: b: c", "4:11"),
+        (HEAD + "  value: http://b\n   c: d", "5:5"),
+        (HEAD + "  http://b\n   c: d", "5:5"),
+    ],
+)
+def test_colons_that_are_no_slip(text: str, at: str) -> None:
+    """What YAML says of a colon stays where none lacks a space."""
+    (problem,) = parse("f", text.encode()).problems
+
+    assert "wants a space" not in problem.message
+    assert str(problem).startswith(f"f:{at}: this is no YAML: ")
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "messages"),
+    [
+        ("- {key: a, value: [x, y]}", ["value must be text: for several there is one_of"]),
+        ("- {key: a, value: {x: y}}", ["value must be text"]),
+        ("- user:", ["'user' is no key of a descriptor: write 'key: user'"]),
+        ("- user: x", ["'user' is no key of a descriptor: write 'key: user' and 'value: x'"]),
+        ("- {user: , value: x}", ["'user' is no key of a descriptor: write 'key: user'"]),
+        ("- {key: a, rate_limit: {unit:day, requests_per_unit: 1}}",
+         ["'unit:day' is no key: a colon wants a space behind it"]),
+        ("- key: a\n  rate_limit:{unit: day}",
+         ["'rate_limit:{unit' is no key: a colon wants a space behind it"]),
+    ],
+)  # fmt: skip
+def test_what_to_write_instead(descriptor: str, messages: list[str]) -> None:
+    """Where it is known what is meant, one problem says how that is written."""
+    problems = parse("f", f"domain: a\ndescriptors:\n{descriptor}".encode()).problems
+
+    assert [each.message for each in problems] == messages
+
+
+@pytest.mark.parametrize("descriptor", ["- kye: a", "- {user: , path: }", "- unit: day", "- {}"])
+def test_keys_that_are_not_known_are_told_as_others(descriptor: str) -> None:
+    """Only one unknown word in place of `key` is taken for it, and none that is like it."""
+    problems = parse("f", f"domain: a\ndescriptors:\n{descriptor}".encode()).problems
+
+    assert all("is no key of a descriptor" not in each.message for each in problems)
+    assert problems
+
+
 def test_domain_of_a_file_that_cannot_be_read() -> None:
     """The domain is told as well as it can be, so that its requests follow the failure policy."""
     assert parse("f", b"# rules\ndomain: 'edge' # ours\ndescriptors: [").domain == "edge"

@@ -53,9 +53,9 @@ async def test_source_of_ones_own(tmp_path: Path) -> None:
         while paths(rules) != ["two"]:
             await asyncio.sleep(0.001)
         file.write_text("domain: edge\ndescriptors: [{kye: x}]\n")
-        while "2:15" not in health.faults.get("rules", ""):
+        while "2:16" not in health.faults.get("rules", ""):
             await asyncio.sleep(0.001)
-        assert f"{rules.source.location}:2:15" in health.faults["rules"]
+        assert f"{rules.source.location}:2:16" in health.faults["rules"]
         file.unlink()
         while "returned non-zero exit status" not in health.faults["rules"]:
             await asyncio.sleep(0.001)

@@ -52,7 +52,7 @@ def shareable() -> str:
 def taken(fields: Fields) -> TakenValues | None:
     """Which values a descriptor takes; None if it does not say so rightly, as is noted then."""
     here = list(dict.fromkeys(fields.among([each.key for each in MATCHERS])))
-    value = fields.text(Pattern.key)
+    value = fields.text(Pattern.key, several=OneOf.key)
     if len(here) > 1:
         message = f"{here[0]} and {here[1]} exclude each other: write a descriptor for each"
         fields.report("matcher", message, key=here[1])

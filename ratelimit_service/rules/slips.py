@@ -1,0 +1,89 @@
+"""What is wrong where YAML cannot be read, for the person who wrote it.
+
+YAML tells where it could not go on, which is often behind the mistake, and in words of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+import yaml
+
+__all__ = ["lines_of", "slip"]
+
+_LINE_END = re.compile("\\r\\n|[\\n\\r\\x85\\u2028\\u2029]")
+
+_ENCLOSES = re.compile("flow|quoted")
+"""In words of YAML: what begins with a mark and ends with one."""
+
+_SCANNED = re.compile("alias|anchor|tag|directive")
+"""In words of YAML: what begins with a sign that texts can begin with only in quotes."""
+
+_SIGNS = "*&!%@`"
+
+_WORD = re.compile(r"([^\s,\[\]{}'\\]{2,60})[ \t]*(?:[,\]}]|[ \t]#|$)", re.MULTILINE)
+"""A text of one word, with nothing behind it but what ends it."""
+
+_NO_SPACE = re.compile(r"[ \t]*(?:- +)*([\w.-]+):(?!.*:(?:\s|$))([^\s/:][^\s,}]*)")
+"""A line that lacks the space between a key and its value, and so is one text."""
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a file, as YAML counts them."""
+    return _LINE_END.split(text)
+
+
+def slip(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
+    """The place of the character that is wrong, as far as that can be told, and what is wrong.
+
+    At the end of a text that is where began what does not end: there is what has to be mended.
+    """
+    last = max(len(text.rstrip()) - 1, 0)
+    at = error.problem_mark.index if error.problem_mark else last
+    what = str(error.problem or error.context)
+    if text[at : at + 1] == "\t":  # which editors show as spaces
+        return at, "a tab: YAML wants spaces"
+    began = error.context_mark.index if error.context_mark else at
+    if found := _unquoted(text, began if _SCANNED.search(error.context or "") else at, what):
+        return found
+    if found := _no_space(text, began if "expected ':'" in what else at, what):
+        return found
+    if at <= last:
+        return at, what
+    if began < at and _ENCLOSES.search(error.context or ""):
+        return began, f"what begins here does not end: {what}"
+    return last, what
+
+
+def _unquoted(text: str, at: int, what: str) -> tuple[int, str] | None:
+    """A text that stands without quotes, and begins with a sign of YAML's."""
+    sign = text[at : at + 1]
+    if not sign or sign not in _SIGNS:
+        return None
+    word = _WORD.match(text, at)
+    example = f", as '{word[1]}'" if word else ""
+    return at, f"{what}: a text that begins with {sign} must stand in quotes{example}"
+
+
+def _no_space(text: str, at: int, what: str) -> tuple[int, str] | None:
+    """A colon without a space behind it.
+
+    What YAML wonders about is what comes next, since the line with the colon is a text.
+    """
+    begins = [0, *(each.end() for each in _LINE_END.finditer(text, 0, at))]
+    here = begins.pop()
+    if "expected ':'" in what:
+        places = [(here, lines_of(text[here:])[0])]
+    elif "mapping values" in what or "document start" in what:
+        above = ((begin, lines_of(text[begin:here])[0]) for begin in reversed(begins))
+        said = (each for each in above if each[1].partition("#")[0].strip())
+        places = list(islice(said, 1))
+    else:
+        return None
+    for begin, line in places:
+        if found := _NO_SPACE.match(line):
+            value = "…" if found[2][0] in "[{" else found[2]
+            message = f"a colon wants a space behind it, as '{found[1]}: {value}'"
+            return begin + found.end(1), message
+    return None
