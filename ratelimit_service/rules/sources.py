@@ -19,6 +19,8 @@ SOURCES: dict[str, type[RuleSource]] = {
 
 def source_of(settings: Settings) -> RuleSource:
     """The source that the settings name. Raises SettingsError if there is none of that kind."""
+    if not settings.rules:  # an unset variable in a shell; as a path it would be the directory here
+        raise SettingsError("--rules is empty: name a file or a directory")
     scheme, separator, _ = settings.rules.partition("://")
     if not separator:
         scheme = ""

@@ -113,6 +113,12 @@ def test_no_such_source() -> None:
         rules_from("ftp://x")
 
 
+def test_no_source_at_all() -> None:
+    """An unset variable in a shell does not make all files of the directory here rules."""
+    with pytest.raises(SettingsError, match="--rules is empty: name a file or a directory"):
+        rules_from("")
+
+
 def test_walked_example() -> None:
     """CONTRIBUTING shows this very source."""
     shown = (TOP / "CONTRIBUTING.md").read_text()
