@@ -81,13 +81,13 @@ def _serve(*, only_check: bool, **values: object) -> int:
     told = remarks(os.environ)  # noqa: TID251 -- handed over, not read
     told += _of_unknown(click.get_current_context())
     if only_check:
-        snapshot = check(given)
+        rules = check(given)
         for line in told:
             say(line, err=True)
         say("it would start")
-        for line in not_served(snapshot):
+        for line in not_served(rules.snapshot):
             say(line)
-        if not snapshot.domains:
+        if rules.begun and not rules.snapshot.domains:
             say(f"no domain has rules, so the failure policy decides all: {given.failure_policy}")
         return 0
     return serve(given, told)

@@ -76,7 +76,11 @@ def _no_space(text: str, at: int, what: str) -> tuple[int, str] | None:
     if "expected ':'" in what:
         places = [(here, lines_of(text[here:])[0])]
     elif "mapping values" in what or "document start" in what:
-        above = ((begin, lines_of(text[begin:here])[0]) for begin in reversed(begins))
+        ends = [*begins[1:], here]
+        above = (
+            (begin, lines_of(text[begin:end])[0])
+            for begin, end in zip(reversed(begins), reversed(ends), strict=True)
+        )
         said = (each for each in above if each[1].partition("#")[0].strip())
         places = list(islice(said, 1))
     else:

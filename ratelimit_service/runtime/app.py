@@ -12,7 +12,6 @@ from ratelimit_service.listening import check_possible
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
-from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.admin_port import check_tokens
 from ratelimit_service.runtime.certificates import check_certificates
@@ -55,7 +54,7 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
     return run(supervise(settings, count, inherited()))
 
 
-def check(settings: Settings) -> Snapshot:
+def check(settings: Settings) -> Rules:
     """The rules that `serve` would start with; opens no port and connects to nothing.
 
     Raises RateLimitError if it would fail, but for ports that others have.
@@ -71,13 +70,13 @@ def check(settings: Settings) -> Snapshot:
     return run(_check(settings))
 
 
-async def _check(settings: Settings) -> Snapshot:
+async def _check(settings: Settings) -> Rules:
     stats, health = Stats(), Health()
     await open_store(settings, stats, health).store.close()
     source = source_of(settings)
     rules = Rules(source, stats=stats, health=health, strict=settings.strict_rules)
     rules.load()
-    return rules.snapshot
+    return rules
 
 
 def workers(settings: Settings) -> int:

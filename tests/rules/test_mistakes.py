@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.rules import slips
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import parse
@@ -198,3 +199,20 @@ def test_the_same_mistake_in_many_limits() -> None:
     problems = parse("f", f"domain: edge\ndescriptors:\n{lines}".encode()).problems
 
     assert [problem.source.line for problem in problems] == [3, 4, 5]
+
+
+def test_many_comments_behind_a_slip_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that is to blame is looked for upwards, and no line is cut out again and again."""
+    text = "domain:a\n" + "# a comment\n" * 1_000 + "descriptors: []\n"
+    read = 0
+
+    def counted(part: str) -> list[str]:
+        nonlocal read
+        read += len(part)
+        return part.splitlines()
+
+    monkeypatch.setattr(slips, "lines_of", counted)
+    (problem,) = parse("a.yaml", text.encode()).problems
+
+    assert (problem.source.line, "wants a space" in problem.message) == (1, True)
+    assert read < 3 * len(text)

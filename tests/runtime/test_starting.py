@@ -127,6 +127,7 @@ def test_signals_to_all_while_workers_start(
     ("flags", "message"),
     [
         (["--store", "redis://nowhere:1/0"], ""),
+        (["--rules", "xds://127.0.0.1:1"], ""),
         (["--store", "redis://localhost:port/0"], "the store URL"),
         (["--rules", "/nowhere"], "there is no such file or directory"),
         (["--tls-cert", "/nowhere"], "TLS needs both"),
