@@ -71,12 +71,11 @@ def _no_space(text: str, at: int, what: str) -> tuple[int, str] | None:
 
     What YAML wonders about is what comes next, since the line with the colon is a text.
     """
-    begins = [0, *(each.end() for each in _LINE_END.finditer(text, 0, at))]
-    here = begins.pop()
+    *begins, here = [0, *(each.end() for each in _LINE_END.finditer(text, 0, at))]
     if "expected ':'" in what:
         places = [(here, lines_of(text[here:])[0])]
     elif "mapping values" in what or "document start" in what:
-        ends = [*begins[1:], here]
+        ends = [*begins, here][1:]
         above = (
             (begin, lines_of(text[begin:end])[0])
             for begin, end in zip(reversed(begins), reversed(ends), strict=True)

@@ -137,6 +137,8 @@ def test_colons_without_a_space(text: str, place: str, example: str) -> None:
         (HEAD + "  value: b: c", "4:11"),
         (HEAD + "  value: http://b\n   c: d", "5:5"),
         (HEAD + "  http://b\n   c: d", "5:5"),
+        ("domain: a: b", "1:10"),
+        ("a:b: c: d", "1:7"),
     ],
 )
 def test_colons_that_are_no_slip(text: str, at: str) -> None:
