@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratelimit_service.transport.h2 import frames, runs
+from ratelimit_service.transport.h2 import frames, passing, runs
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -38,16 +38,25 @@ from tests.transport.many_calls import (
 
 MANY = 300
 
+RESET_HEAD = frames.rst_stream(1, ErrorCode.CANCEL)[:5]
+
 ALWAYS_TRACED = -1
 """Blocks of callers that trace, one after the other."""
 
 
 def walked(
     data: bytes, last_stream_id: int, blocks: Sequence[bytes] = (BLOCK,)
-) -> tuple[int, list[int]]:
-    """What `runs` is to find, looked for frame by frame."""
-    at, found = 0, list[int]()
+) -> tuple[int, list[int], list[int]]:
+    """What `runs` is to find, looked for frame by frame: where it ends, calls, and resets."""
+    at, found, taken_back = 0, list[int](), list[int]()
     while True:
+        if found and data[at : at + 5] == RESET_HEAD and at + 13 <= len(data):
+            stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
+            if stream_id % 2 == 0 or not 0 < stream_id <= last_stream_id:
+                return at, found, taken_back
+            taken_back.append(stream_id)
+            at += 13
+            continue
         stop, stream_id = at, int.from_bytes(data[at + 5 : at + 9], "big")
         for kind, flags in ((FrameType.HEADERS, END_HEADERS), (FrameType.DATA, END_STREAM)):
             length = int.from_bytes(data[stop : stop + 3], "big")
@@ -55,11 +64,11 @@ def walked(
             same = int.from_bytes(data[stop + 5 : stop + 9], "big") == stream_id
             start, stop = stop + 9, stop + 9 + length
             if not usual or not same or length > MAX_FRAME_SIZE or stop > len(data):
-                return at, found
+                return at, found, taken_back
             if kind == FrameType.HEADERS and data[start:stop] not in blocks:
-                return at, found
+                return at, found, taken_back
         if stream_id % 2 == 0 or not last_stream_id < stream_id <= MAX_WINDOW:
-            return at, found
+            return at, found, taken_back
         last_stream_id = stream_id
         found.append(stream_id)
         at = stop
@@ -69,7 +78,7 @@ def test_a_run_ends_where_the_data_ends() -> None:
     """Whole calls are found, whatever their lengths, and the last one's part is left."""
     data = b"".join(call(2 * number + 1, bytes(number % 7)) for number in range(MANY))
 
-    end, streams = runs.calls(data + call(999)[:-1], 0, BLOCK, 0)
+    end, streams, *_ = passing.calls(data + call(999)[:-1], 0, BLOCK, 0)
 
     assert end == len(data)
     assert streams == list(range(1, 2 * MANY, 2))
@@ -94,48 +103,66 @@ def test_a_run_ends_before_what_is_unusual(unusual: bytes, usual: int) -> None:
     first = 601 - 2 * usual
     data = b"".join(call(stream_id) for stream_id in range(first, 601, 2))
 
-    end, streams = runs.calls(data + unusual + call(1_001) * MANY, 0, BLOCK, max(0, first - 2))
+    found = passing.calls(data + unusual + call(1_001) * MANY, 0, BLOCK, max(0, first - 2))
 
     if usual or unusual not in {call(597), call(599)}:
-        assert (end, streams) == (len(data), list(range(first, 601, 2)))
+        assert (found.until, found.streams) == (len(data), list(range(first, 601, 2)))
+
+
+def said_of(
+    step: int, lengths: Sequence[int], backs: Sequence[Sequence[int]], blocks: Sequence[bytes]
+) -> bytearray:
+    """Calls with messages of these lengths; behind them some take back what was so far before."""
+    said = bytearray()
+    for number, (size, back) in enumerate(zip(lengths, cycle(backs), strict=False)):
+        stream_id = step * number + 1
+        said += call(stream_id, bytes(size), blocks[size % len(blocks)])
+        for places in back:
+            said += frames.rst_stream(max(1, stream_id - 2 * places), ErrorCode.CANCEL)
+    return said
 
 
 @given(
     st.integers(1, 250),
     st.sampled_from([2, 4, 254]),
     st.lists(st.integers(0, 40), min_size=1, max_size=9),
+    st.lists(st.just([]) | st.lists(st.integers(-1, 99), max_size=9), min_size=1, max_size=9),
     st.integers(0, 20_000),
     st.integers(0, 255),
 )
 def test_no_byte_is_overlooked(
-    count: int, step: int, sizes: list[int], place: int, byte: int
+    count: int, step: int, sizes: list[int], backs: list[list[int]], place: int, byte: int
 ) -> None:
     """A run in which any one byte is another ends as it does frame by frame.
 
-    So it does whatever the lengths of messages, and whether or not header blocks differ.
+    So it does whatever the lengths of messages, wherever calls are taken back, and whether or not
+    header blocks differ.
     """
     lengths = list(islice(cycle(sizes), count))
-    data = bytearray(
-        b"".join(call(step * number + 1, bytes(size)) for number, size in enumerate(lengths))
-    )
+    data = said_of(step, lengths, backs, [BLOCK])
     data[place % len(data)] = byte
 
-    assert runs.calls(bytes(data), 0, BLOCK, 0) == walked(bytes(data), 0)
+    found = passing.calls(bytes(data), 0, BLOCK, 0)
+
+    assert (found.until, found.streams, found.taken_back) == walked(bytes(data), 0)
 
     blocks = [BLOCK, BLOCK + b"!", b"", b"?" * 300]
-    varied = bytearray(
-        b"".join(
-            call(step * number + 1, bytes(size), blocks[size % 4])
-            for number, size in enumerate(lengths)
-        )
-    )
+    varied = said_of(step, lengths, backs, blocks)
     varied[place % len(varied)] = byte
 
-    end, streams, _ = runs.varied_calls(
-        bytes(varied), 0, 0, lambda its: sum(1 for _ in takewhile(blocks.__contains__, its))
-    )
+    def known(its: Sequence[bytes]) -> int:
+        return sum(1 for _ in takewhile(blocks.__contains__, its))
 
-    assert (end, streams) == walked(bytes(varied), 0, blocks)
+    for walk in (passing.varied_calls, passing.begun_calls):
+        found = walk(bytes(varied), 0, 0, known)
+        expected = walked(bytes(varied), 0, blocks)
+
+        if walk is passing.varied_calls:
+            assert (found.until, found.streams, found.taken_back) == expected
+        else:  # which goes on where calls are not whole
+            assert found.until >= expected[0]
+            assert found.streams[: len(expected[1])] == expected[1]
+            assert found.taken_back[: len(expected[2])] == expected[2]
 
 
 def test_resets_are_found_as_far_as_they_go() -> None:
@@ -158,41 +185,30 @@ def test_refusals_are_resets() -> None:
     )
 
 
-def test_runs_of_single_calls_and_resets_are_handled_in_pieces() -> None:
-    """However many late calls come that are taken back at once, a few are handled at a time."""
-    client = Late()
-    client.hear(call(101, message(1), BLOCKS[0]))  # from now on the block is known
-    before = client.haste.refused
-    pairs = (
-        call(each, message(1), BLOCKS[0]) + frames.rst_stream(each, ErrorCode.CANCEL)
-        for each in range(103, 4_103, 2)
-    )
-    client.connection.receive(b"".join(pairs), 32)
-    handled = [client.haste.refused - before]
-    while client.connection.has_more:
-        client.connection.tick()
-        client.connection.receive(b"", 32)
-        handled.append(client.haste.refused - before - sum(handled))
-
-    assert max(handled) <= 200
-    assert sum(handled) == 2_000
-
-
+@pytest.mark.parametrize("together", [0, 1, 8])
 @pytest.mark.parametrize("order", [as_envoy, as_go, as_tonic, as_grpcio])
 @pytest.mark.parametrize("headers", [plain, traced, impatient])
 def test_a_refusal_costs_next_to_nothing_whatever_calls_look_like(
-    order: Callable[[Sequence[int], Sequence[bytes]], bytes], headers: Callable[[int], bytes]
+    order: Callable[[Sequence[int], Sequence[bytes]], bytes],
+    headers: Callable[[int], bytes],
+    together: int,
 ) -> None:
     """Requests differ in length, and some clients' also in their headers.
 
-    Clients also send the frames of their calls in different orders. Where each refusal costs as
-    much as a count, an overload leaves no time for counting.
+    Clients also send the frames of their calls in different orders, and take back what they waited
+    for in vain, so many calls `together`. Where each refusal costs as much as a count, an overload
+    leaves no time for counting.
     """
     client = Late()
     client.haste.timeout_us = 19_456 if headers is impatient else 20_000
     client.hear(as_envoy(range(101, 201, 2), list(map(headers, range(50)))))
     before = client.haste.refused
-    data = order(range(1_001, 2_001, 2), list(map(headers, range(60, 560))))
+    data, size = b"", together or 500
+    for at in range(1_001, 2_001, 2 * size):
+        streams = range(at, min(at + 2 * size, 2_001), 2)
+        data += order(streams, [headers(each // 2 - 440) for each in streams])
+        for each in streams if together else ():
+            data += frames.rst_stream(each - 2 * size, ErrorCode.CANCEL)
 
     work = 0
 
@@ -207,7 +223,7 @@ def test_a_refusal_costs_next_to_nothing_whatever_calls_look_like(
         sys.setprofile(None)
 
     assert client.haste.refused - before == 500
-    assert work < 20 * 500
+    assert work < (30 if together else 20) * 500
 
 
 def test_calls_that_are_never_answered_have_a_bound() -> None:

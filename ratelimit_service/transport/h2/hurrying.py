@@ -2,19 +2,17 @@
 
 Runs of calls are refused, and a few are answered from what is at hand. Clients take such calls back
 in runs of resets, which are here as well. What must not live here: when there is no time
-(`overload`), and how the bytes of a run are read (`runs`).
+(`overload`), and how the bytes of a run are read (`passing`, `runs`).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
-from ratelimit_service.transport.h2 import runs
+from ratelimit_service.transport.h2 import passing, runs
 from ratelimit_service.transport.h2.account import Memory, expect
 from ratelimit_service.transport.h2.costs import FRAME_US
 from ratelimit_service.transport.h2.events import Event
-from ratelimit_service.transport.h2.frames import RST_STREAM
 from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.incoming import Incoming
 from ratelimit_service.transport.h2.life import Leaving
@@ -24,9 +22,6 @@ from ratelimit_service.transport.h2.overload import Haste
 from ratelimit_service.transport.h2.streams import Methods
 
 __all__ = ["Hurrying"]
-
-_ALTERNATIONS: Final = 4
-"""So often resets may follow on calls within one run. Each costs a third of `costs.PIECE_US`."""
 
 
 class Hurrying(Incoming):
@@ -55,7 +50,7 @@ class Hurrying(Incoming):
         head = self._headers.recall(block)
         if head is None or not haste.concerns(head):
             return 0
-        at, streams = self._pass_calls(haste, data, start - 9, block)
+        at, streams, taken_back = self._pass_calls(haste, data, start - 9, block, events)
         if not streams:
             return 0
         haste.refused += len(streams)
@@ -64,19 +59,7 @@ class Hurrying(Incoming):
             end = stop + 9 + int.from_bytes(data[stop : stop + 3], "big")
             message = data[stop + 9 + PREFIX_BYTES : end]
             haste.turned_away.append((message, self._origin(block)))
-        gone: set[int] = set()
-        for _ in range(_ALTERNATIONS):
-            # Clients take calls back between others. Who has done so needs no refusal.
-            if not _is_reset(data, at):
-                break
-            end, taken_back = runs.resets(data, at)
-            if not taken_back:
-                break
-            self._reset_all(taken_back, events)
-            gone.update(taken_back)
-            at, more = self._pass_calls(haste, data, end, block)
-            streams += more
-            haste.refused += len(more)
+        gone = set(taken_back)
         if haste.gone_percent:
             first = len(streams) * haste.gone_percent // 100
             # Who keeps to the streams that we allow has no more of these open.
@@ -91,37 +74,42 @@ class Hurrying(Incoming):
         return at
 
     def _pass_calls(
-        self, haste: Haste, data: bytes, at: int, block: bytes
-    ) -> tuple[int, list[int]]:
-        """Passes a run of calls that are not handed on; returns where it ends, and its streams.
+        self, haste: Haste, data: bytes, start: int, block: bytes, events: list[Event]
+    ) -> tuple[int, list[int], list[int]]:
+        """Passes a run of calls that are not handed on, and resets among them.
 
-        The fault is ours, so later frames of the client on these streams cost it as little as if
-        they had been answered.
+        Returns where it ends, the calls' streams, and those that the client has taken back: who has
+        done so needs no refusal. The fault is ours, so later frames of the client on these streams
+        cost it as little as if they had been answered.
         """
-        end, streams = runs.calls(data, at, block, self.latest_stream)
-        if streams:
-            self._opens_all(streams)
-            self._consume(end - at - len(streams) * (18 + len(block)))
+        passed = passing.calls(data, start, block, self.latest_stream)
+        self._pass(passed, events)
+        streams, taken_back = passed.streams, passed.taken_back
         # Of callers that trace, no two blocks are alike.
         alike = partial(self._headers.count_known, haste.concerns)
-        end, varied, bytes_ = runs.varied_calls(data, end, self.latest_stream, alike)
-        if varied:
-            self._opens_all(varied)
-            self._consume(bytes_)
-            streams += varied
+        passed = passing.varied_calls(data, passed.until, self.latest_stream, alike)
+        self._pass(passed, events)
+        streams += passed.streams
+        taken_back += passed.taken_back
         if not (self.blocked or (self.wants_origins and haste.looks > 0)):
             # To refuse a call its headers are enough, in whatever order its other frames come.
-            begun = runs.begun_calls(data, end, self.latest_stream, alike)
-            if begun.streams:
-                end = begun.until
-                self._opens_all(begun.streams)
-                self._consume(begun.message_bytes)
-                self._spend(FRAME_US * begun.updates, "windows")
-                self._widen(begun.wider)
-                streams += begun.streams
-        if streams:
-            self._credit(len(streams))
-        return end, streams
+            passed = passing.begun_calls(data, passed.until, self.latest_stream, alike)
+            self._pass(passed, events)
+            streams += passed.streams
+            taken_back += passed.taken_back
+        return passed.until, streams, taken_back
+
+    def _pass(self, passed: passing.Passed, events: list[Event]) -> None:
+        """Takes calls that are not handed on, and what came among them, as one after the other."""
+        if passed.streams:
+            self._opens_all(passed.streams)
+            self._consume(passed.message_bytes)
+            self._credit(len(passed.streams))
+        if passed.updates:
+            self._spend(FRAME_US * passed.updates, "windows")
+            self._widen(passed.wider)
+        if passed.taken_back:
+            self._reset_all(passed.taken_back, events)
 
     def _done_in_haste(
         self, haste: Haste, head: Head, stream_id: int, message: bytes, block: bytes
@@ -197,8 +185,3 @@ class Hurrying(Incoming):
             for _ in range(2):
                 self._refuse_unanswered()
         super()._close_if_done()
-
-
-def _is_reset(data: bytes, at: int) -> bool:
-    """Whether an RST_STREAM frame begins there."""
-    return at + 3 < len(data) and data[at + 3] == RST_STREAM
