@@ -87,13 +87,14 @@ class Hurrying(Incoming):
         streams, taken_back = passed.streams, passed.taken_back
         # Of callers that trace, no two blocks are alike.
         alike = partial(self._headers.count_known, haste.concerns)
-        passed = passing.varied_calls(data, passed.until, self.latest_stream, alike)
-        self._pass(passed, events)
-        streams += passed.streams
-        taken_back += passed.taken_back
+        walks = [passing.varied_calls]
         if not (self.blocked or (self.wants_origins and haste.looks > 0)):
             # To refuse a call its headers are enough, in whatever order its other frames come.
-            passed = passing.begun_calls(data, passed.until, self.latest_stream, alike)
+            walks.append(passing.begun_calls)
+        for walk in walks:
+            if passed.until == len(data):
+                break
+            passed = walk(data, passed.until, self.latest_stream, alike)
             self._pass(passed, events)
             streams += passed.streams
             taken_back += passed.taken_back

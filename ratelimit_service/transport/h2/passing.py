@@ -28,7 +28,7 @@ from ratelimit_service.transport.h2.runs import RESET_HEAD, SHORT_FRAME_BYTES, r
 
 __all__ = ["Passed", "begun_calls", "calls", "varied_calls"]
 
-_LEAST_TOGETHER: Final = 8
+_LEAST_TOGETHER: Final = 32
 _MOST_TOGETHER: Final = 512
 """So many calls are looked at together: first few, then four times as many each time, as long as
 most of them are alike."""
