@@ -135,10 +135,9 @@ class Charge:
             if batch is None:
                 batch = batches[shard] = ShardBatch(self, shard, [], [])
                 self.batches.append(batch)
-            of = [numbers[place] for place in places]
-            # A piece begins where another request's hits begin.
-            starts = [at for at, number in enumerate(of) if not at or of[at - 1] != number]
-            batch.add([hits[place] for place in places], places, [of[at] for at in starts], starts)
+            batch.add(
+                [hits[place] for place in places], places, [numbers[place] for place in places]
+            )
         if [hit for hit in hits if hit[7] or hit[3] is _QUOTA]:
             for batch in self.batches:
                 batch.make_pieces_alone()
@@ -283,16 +282,19 @@ class ShardBatch:
         self.wanted = charge.wanted
         self.sent = 0
 
-    def add(
-        self, hits: list[Hit], places: list[int], indexes: list[int], starts: list[int]
-    ) -> None:
-        """Adds the pieces of one home: their hits in a row, and where in it each piece starts."""
-        ends = [*starts[1:], len(hits)]
-        self.requests += [hits[start:end] for start, end in zip(starts, ends, strict=True)]
+    def add(self, hits: list[Hit], places: list[int], of: list[int]) -> None:
+        """Adds the pieces of one home: their hits in a row, and the request of each hit."""
         before = len(self.places)
+        starts = [at for at, number in enumerate(of) if not at or of[at - 1] != number]
+        if len(starts) == len(of):  # each piece is a single hit
+            self.requests += [[hit] for hit in hits]
+            self.indexes += of
+        else:
+            ends = [*starts[1:], len(hits)]
+            self.requests += [hits[start:end] for start, end in zip(starts, ends, strict=True)]
+            self.indexes += [of[at] for at in starts]
         self.starts += [before + start for start in starts] if before else starts
         self.places += places
-        self.indexes += indexes
         self.at_us += [0] * len(starts)
 
     def make_pieces_alone(self) -> None:
@@ -350,6 +352,13 @@ class ShardBatch:
         charge, of, at_us_of = self.charge, self.indexes, self.at_us
         collected, places, starts = charge.outcomes, self.places, self.starts
         usual = within and not charge.cross_shard
+        first, count = indexes[0], len(indexes)
+        if usual and indexes[-1] == first + count - 1 and len(places) == len(starts):
+            # Single hits, one after the other.
+            for place, (outcome,) in zip(places[first : first + count], found, strict=False):
+                collected[place] = outcome
+            at_us_of[first : first + count] = [at_us] * count
+            return
         for index in indexes:
             outcomes = next(found)
             if usual or (of[index] not in charge.cross_shard and _are_within(outcomes)):
