@@ -304,7 +304,7 @@ class Case:
         seconds = HICCUP_AT + hiccup.seconds + AFTER_SECONDS
         rate = HICCUP_LOAD * capacity
         found = self.flood(rate, connections, seconds, *flags, meanwhile=meanwhile)
-        return back_after(found, hiccup.seconds, capacity), seen(found, capacity)
+        return back_after(found, hiccup.seconds, counted_before(found)), seen(found, capacity)
 
     def _stop(self, what: str) -> None:
         if what == "worker":
@@ -363,11 +363,18 @@ def seen(found: dict[str, object], capacity: float) -> Seen:
     )
 
 
-def back_after(found: dict[str, object], lasted: float, capacity: float) -> float:
-    """Seconds from the end of a hiccup until as much is counted as must be, and stays so."""
+def counted_before(found: dict[str, object]) -> float:
+    """Counted calls a second between the beginning of a load and a hiccup."""
+    counted, well = slices(found)["counted"], good(found)
+    chosen = [at for at in range(WARM_SLICES, round(HICCUP_AT / SLICE_SECONDS)) if well[at]]
+    return statistics.fmean([counted[at] for at in chosen] or [0.0]) / SLICE_SECONDS
+
+
+def back_after(found: dict[str, object], lasted: float, rate: float) -> float:
+    """Seconds from the end of a hiccup until most of what was counted before is counted again."""
     counted, well = slices(found)["counted"], good(found)
     end = round((HICCUP_AT + lasted) / SLICE_SECONDS)
-    wanted = LEAST_COUNTED * capacity * SLICE_SECONDS
+    wanted = LEAST_COUNTED * rate * SLICE_SECONDS
     for at in range(end, len(well) - BACK_SLICES + 1):
         # Of three slices together, since one alone depends on chance.
         following = [counted[each] for each in range(at, at + BACK_SLICES) if well[each]]
@@ -448,6 +455,7 @@ def main() -> None:
     parser.add_argument("--only", choices=STORES, action="append", help="These stores.")
     parser.add_argument("--build", choices=("interpreted", "compiled"), action="append")
     parser.add_argument("--connections", type=int, action="append")
+    parser.add_argument("--no-loads", action="store_true", help="Only hiccups.")
     parser.add_argument("--no-hiccups", action="store_true")
     shape_flags(parser)
     chosen = parser.parse_args()
@@ -479,7 +487,7 @@ def measure(chosen: argparse.Namespace, report: Report) -> None:
                 name = f"{build}, {store}"
                 case.warm_up(CONNECTIONS[0])
                 for connections in chosen.connections or CONNECTIONS:
-                    for load in LOADS:
+                    for load in [] if chosen.no_loads else LOADS:
                         capacity, found, wrong = case.load(load, connections)
                         report.load(name, connections, capacity, load, found, wrong)
                     for hiccup in [] if chosen.no_hiccups else HICCUPS:
