@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, islice, takewhile
 from types import FrameType as PythonFrame
 
@@ -122,6 +123,20 @@ def said_of(
     return said
 
 
+def passed_on(
+    walk: Callable[[bytes, int, int], passing.Passed], data: bytes
+) -> tuple[int, list[int], list[int]]:
+    """What runs find that begin where the last one ended: many resets end one."""
+    at, streams, taken_back = 0, list[int](), list[int]()
+    while True:
+        found = walk(data, at, streams[-1] if streams else 0)
+        streams += found.streams
+        taken_back += found.taken_back
+        if found.until == at:
+            return at, streams, taken_back
+        at = found.until
+
+
 @given(
     st.integers(1, 250),
     st.sampled_from([2, 4, 254]),
@@ -142,9 +157,10 @@ def test_no_byte_is_overlooked(
     data = said_of(step, lengths, backs, [BLOCK])
     data[place % len(data)] = byte
 
-    found = passing.calls(bytes(data), 0, BLOCK, 0)
+    def like_one(said: bytes, at: int, last: int) -> passing.Passed:
+        return passing.calls(said, at, BLOCK, last)
 
-    assert (found.until, found.streams, found.taken_back) == walked(bytes(data), 0)
+    assert passed_on(like_one, bytes(data)) == walked(bytes(data), 0)
 
     blocks = [BLOCK, BLOCK + b"!", b"", b"?" * 300]
     varied = said_of(step, lengths, backs, blocks)
@@ -153,16 +169,16 @@ def test_no_byte_is_overlooked(
     def known(its: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(blocks.__contains__, its))
 
-    for walk in (passing.varied_calls, passing.begun_calls):
-        found = walk(bytes(varied), 0, 0, known)
-        expected = walked(bytes(varied), 0, blocks)
+    expected = walked(bytes(varied), 0, blocks)
 
-        if walk is passing.varied_calls:
-            assert (found.until, found.streams, found.taken_back) == expected
-        else:  # which goes on where calls are not whole
-            assert found.until >= expected[0]
-            assert found.streams[: len(expected[1])] == expected[1]
-            assert found.taken_back[: len(expected[2])] == expected[2]
+    assert passed_on(partial(passing.varied_calls, alike=known), bytes(varied)) == expected
+
+    # This one goes on where calls are not whole.
+    until, streams, taken_back = passed_on(partial(passing.begun_calls, alike=known), bytes(varied))
+
+    assert until >= expected[0]
+    assert streams[: len(expected[1])] == expected[1]
+    assert taken_back[: len(expected[2])] == expected[2]
 
 
 def test_resets_are_found_as_far_as_they_go() -> None:
@@ -183,6 +199,26 @@ def test_refusals_are_resets() -> None:
     assert made == b"".join(
         frames.rst_stream(each, ErrorCode.ENHANCE_YOUR_CALM) for each in streams
     )
+
+
+def test_runs_of_single_calls_and_resets_are_handled_in_pieces() -> None:
+    """However many late calls come that are taken back at once, a few are handled at a time."""
+    client = Late()
+    client.hear(call(101, message(1), BLOCKS[0]))  # from now on the block is known
+    before = client.haste.refused
+    pairs = (
+        call(each, message(1), BLOCKS[0]) + frames.rst_stream(each, ErrorCode.CANCEL)
+        for each in range(103, 4_103, 2)
+    )
+    client.connection.receive(b"".join(pairs), 32)
+    handled = [client.haste.refused - before]
+    while client.connection.has_more:
+        client.connection.tick()
+        client.connection.receive(b"", 32)
+        handled.append(client.haste.refused - before - sum(handled))
+
+    assert max(handled) <= 200
+    assert sum(handled) == 2_000
 
 
 @pytest.mark.parametrize("together", [0, 1, 8])

@@ -232,7 +232,7 @@ class Connection(Hurrying):
             if at > end:
                 return data, start - 9
             most -= 1
-            after = 0
+            after, self._worked_us = 0, 0
             if kind == HEADERS and flags == END_HEADERS:
                 after = self._whole_call(data, stream_id, start, at, events)
                 if after - at > USUAL_BYTES:
@@ -246,11 +246,11 @@ class Connection(Hurrying):
             elif self._life.settled and self._block is None:
                 after = self._run_of(kind, data, start - 9, events)
             if after:
-                most -= (after - at) // RUN_BYTES
+                most -= (after - at) // RUN_BYTES + self._worked_us // PIECE_US
                 more = (after, 0) if after == end else self._more_calls(data, after, most, events)
                 at, most = more[0], most - more[1]
                 continue
-            spent, self._worked_us = self._spent_us, 0
+            spent = self._spent_us
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
             most -= (max(0, self._spent_us - spent) + self._worked_us) // PIECE_US
             most = self._let_through(most)  # before what the client says next

@@ -32,6 +32,9 @@ SAVED_US: Final = 320_000
 FRAME_US: Final = 10
 """Any frame that is no part of a call: PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA, …"""
 
+PASSED_RESET_US: Final = 3
+"""Of a reset among calls that there is no time for what it takes of a turn."""
+
 HEADERS_US: Final = 10
 """A HEADERS frame, without its fields."""
 

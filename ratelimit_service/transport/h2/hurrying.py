@@ -11,7 +11,7 @@ from functools import partial
 
 from ratelimit_service.transport.h2 import passing, runs
 from ratelimit_service.transport.h2.account import Memory, expect
-from ratelimit_service.transport.h2.costs import FRAME_US
+from ratelimit_service.transport.h2.costs import FRAME_US, PASSED_RESET_US
 from ratelimit_service.transport.h2.events import Event
 from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.incoming import Incoming
@@ -92,7 +92,7 @@ class Hurrying(Incoming):
             # To refuse a call its headers are enough, in whatever order its other frames come.
             walks.append(passing.begun_calls)
         for walk in walks:
-            if passed.until == len(data):
+            if passed.until == len(data) or len(taken_back) >= passing.MOST_TAKEN_BACK:
                 break
             passed = walk(data, passed.until, self.latest_stream, alike)
             self._pass(passed, events)
@@ -110,6 +110,7 @@ class Hurrying(Incoming):
             self._spend(FRAME_US * passed.updates, "windows")
             self._widen(passed.wider)
         if passed.taken_back:
+            self._worked_us += PASSED_RESET_US * len(passed.taken_back)
             self._reset_all(passed.taken_back, events)
 
     def _done_in_haste(

@@ -26,12 +26,15 @@ from ratelimit_service.transport.h2.frames import (
 )
 from ratelimit_service.transport.h2.runs import RESET_HEAD, SHORT_FRAME_BYTES, resets
 
-__all__ = ["Passed", "begun_calls", "calls", "varied_calls"]
+__all__ = ["MOST_TAKEN_BACK", "Passed", "begun_calls", "calls", "varied_calls"]
 
 _LEAST_TOGETHER: Final = 32
 _MOST_TOGETHER: Final = 512
 """So many calls are looked at together: first few, then four times as many each time, as long as
 most of them are alike."""
+
+MOST_TAKEN_BACK: Final = 128
+"""A run ends once it has so many resets: each makes work, and others must come to their turn."""
 
 _STREAM_BYTES: Final = 4
 _LENGTH_BYTES: Final = 2
@@ -81,7 +84,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> Passed:
     together, last_start = _LEAST_TOGETHER, len(data) - size
     streams: list[int] = []
     taken_back: list[int] = []
-    while at <= last_start:
+    while at <= last_start and len(taken_back) < MOST_TAKEN_BACK:
         # The type lets the compiler unpack the tuple without generic objects.
         found: tuple[bytes, int, bytes, int, int, int] = unpack(data, at)
         head, stream, its_block, length, kind_and_flags, its_stream = found
@@ -99,8 +102,10 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> Passed:
             break
         streams.append(stream)
         last, stride, at = stream, after - at, _behind(data, after, stream, taken_back)
-        while data.startswith(usual_head, at) and data.startswith(
-            usual_block, at + FRAME_HEAD_BYTES
+        while (
+            data.startswith(usual_head, at)
+            and data.startswith(usual_block, at + FRAME_HEAD_BYTES)
+            and len(taken_back) < MOST_TAKEN_BACK
         ):
             piece = data[at : at + together * stride]
             alike, taken = _alike(piece, usual_head, usual_block, last, taken_back)
@@ -110,7 +115,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> Passed:
             streams += alike
             last = alike[-1]
             at = _behind(data, at + taken, last, taken_back)
-            most = min(4 * together, _MOST_TOGETHER)
+            most = min(4 * together, MOST_TAKEN_BACK if taken_back else _MOST_TOGETHER)
             together = most if 2 * taken > len(piece) else _LEAST_TOGETHER
     resets_bytes = len(taken_back) * SHORT_FRAME_BYTES
     message_bytes = at - start - len(streams) * size - resets_bytes
@@ -149,7 +154,7 @@ def varied_calls(
         message_bytes += end - at - sum(map(len, blocks[:count])) - heads_bytes
         last_stream_id = streams[-1]
         at = _behind(data, end, last_stream_id, taken_back) if count == len(found) else end
-        if count < together:
+        if count < together or len(taken_back) >= MOST_TAKEN_BACK:
             return Passed(at, streams, message_bytes, taken_back)
         together = min(4 * together, _MOST_TOGETHER)
 
@@ -176,6 +181,8 @@ def _whole_calls(
             if after == at:
                 break
             ends[-1], backs[-1], at = after, len(back), after
+            if backs[-1] >= MOST_TAKEN_BACK:
+                break
             continue
         start = at + FRAME_HEAD_BYTES
         at = start + length
@@ -278,8 +285,10 @@ def _whole(
         call, end = calls[place], size + length
         if len(call) < end:
             return place
-        if len(call) > end and _behind(call, end, streams[place], taken_back) < len(call):
-            return place + 1
+        if len(call) > end:
+            until = _behind(call, end, streams[place], taken_back)
+            if until < len(call) or len(taken_back) >= MOST_TAKEN_BACK:
+                return place + 1
     return len(messages)
 
 
@@ -373,6 +382,8 @@ def begun_calls(
                     break
                 blocks, together = [], 4 * together
             resets_count = len(among.taken_back)
+            if resets_count >= MOST_TAKEN_BACK:
+                break
             before.append((at, message_bytes, resets_count, among.updates, among.wider))
             blocks.append(data[begin:stop])
             streams.append(stream)
