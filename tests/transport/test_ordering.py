@@ -279,3 +279,19 @@ def test_answers_wait_for_the_windows_of_whole_calls() -> None:
             connection.answer(each, b"x" * size)
         told = [len(payload) for kind, _, _, payload in client.said() if kind == FrameType.DATA]
         assert told == [min(opened, size + 5)] * 2
+
+
+def test_a_frame_that_ends_the_connection_comes_to_its_turn() -> None:
+    """No frame on a stream that cannot be opened is put in front of calls that came before it."""
+    for faulty in (
+        frames.frame(FrameType.DATA, 0, 2, b"?"),
+        frames.rst_stream(2, ErrorCode.CANCEL),
+        frames.window_update(2, 1),
+    ):
+        told = Told()
+        headers, _ = split(call(FIRST, message(1), BLOCKS[0]))
+        told.client.connection.receive(call(FIRST - 2, message(1), BLOCKS[0]))
+        told.client.connection.receive(headers + faulty)
+
+        (goaway,) = (each for each in told.client.said() if each[0] == FrameType.GOAWAY)
+        assert int.from_bytes(goaway[3][:4], "big") == FIRST

@@ -106,11 +106,13 @@ class _Frames:
                 break  # also what could end the connection, which must come to its turn
             elif kind_and_flags == _UPDATE and stream in calls:
                 updates.append(data[at:stop])
-            elif 0 < stream <= last_stream_id or (kind_and_flags == _UPDATE and not stream):
+            elif (0 < stream <= last_stream_id and stream & 1) or (
+                kind_and_flags == _UPDATE and not stream
+            ):
                 older.append(data[at:stop])
                 orderly = orderly and not calls
             else:
-                break
+                break  # an even number is faulty, too: clients open streams with odd ones
             at = stop
             frames += 1
         self.at, self.orderly = at, orderly
