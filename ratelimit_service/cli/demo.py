@@ -15,6 +15,7 @@ from typing import IO, Final
 
 import click
 
+from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
 from ratelimit_service.errors import RateLimitError, SettingsError
 from ratelimit_service.settings import ADMIN_ADDRESS_BY_DEFAULT
@@ -70,7 +71,7 @@ _PORTS: Final = {"http": _ENVOY_PORT, "backend": 10_001, "ratelimit": _GRPC_PORT
 
 
 @click.command()
-@click.argument("directory", default="ratelimit-demo", type=click.Path(path_type=Path))
+@click.argument("directory", default="ratelimit-demo", type=PathArgument())
 @click.option("--port", default=_ENVOY_PORT, show_default=True, help="Where Envoy listens.")
 @click.option("--grpc", default=_GRPC_PORT, show_default=True, help="Where the service listens.")
 @click.option("--http", default=_HTTP_PORT, show_default=True, help="Its HTTP port.")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import click
 
+from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
 from ratelimit_service.errors import RulesError
+from ratelimit_service.typed import typed
 
 __all__ = ["init"]
 
@@ -60,7 +63,7 @@ descriptors:
 
 
 @click.command()
-@click.argument("file", default="rules/first.yaml", type=click.Path(path_type=Path))
+@click.argument("file", default="rules/first.yaml", type=PathArgument())
 def init(file: Path) -> int:
     """Write a first rule file, with comments that explain it.
 
@@ -95,7 +98,7 @@ def init(file: Path) -> int:
         say(f"wrote {schema}, for editors")
     except FileExistsError:
         pass  # it is from an earlier call, or the reader's own
-    say(f"next: ratelimit serve --rules {file}")
+    say(f"next: {shlex.join([*typed(), 'serve', '--rules', str(file)])}")
     return 0
 
 

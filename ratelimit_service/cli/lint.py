@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
 from ratelimit_service.text import count
 
@@ -15,7 +16,7 @@ __all__ = ["lint"]
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("paths", nargs=-1, required=True, type=PathArgument(allow_dash=True))
 @click.option(
     "--format",
     "shape",

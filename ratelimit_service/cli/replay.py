@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
 from ratelimit_service.text import count, printable
 
@@ -27,22 +28,18 @@ __all__ = ["replay"]
 
 @click.command()
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
-@click.option(
-    "--rules", required=True, type=click.Path(path_type=Path), help="The rules that are tried."
-)
-@click.option(
-    "--against", type=click.Path(path_type=Path), help="The rules that they are compared with."
-)
+@click.option("--rules", required=True, type=PathArgument(), help="The rules that are tried.")
+@click.option("--against", type=PathArgument(), help="The rules that they are compared with.")
 @click.option(
     "--mapping",
-    type=click.Path(path_type=Path),
+    type=PathArgument(),
     help="Which fields of Envoy's access log make a descriptor.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @click.option(
     "--html",
     "page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathArgument(dir_okay=False),
     help="Write the report to this file as well, as a page for browsers.",
 )
 @click.option(

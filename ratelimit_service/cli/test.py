@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
 
 __all__ = ["test"]
 
 
 @click.command()
-@click.argument("cases", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("cases", nargs=-1, required=True, type=PathArgument())
 @click.option(
     "--format",
     "shape",

@@ -9,6 +9,8 @@ import grpc
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Decision, Request
+from ratelimit_service.pem import client_context
+from ratelimit_service.text import reason
 from ratelimit_service.whole_file import read_whole
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 
@@ -23,11 +25,21 @@ class ClientTLS(NamedTuple):
     key: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For grpcio. Raises TransportError for a file that cannot be read."""
+        """For grpcio. Raises TransportError for files that cannot be read, or used.
+
+        grpcio itself takes any content, and fails at its first call without a reason.
+        """
         try:
             authorities, key, cert = map(_content, (self.ca, self.key, self.cert))
         except OSError as error:
             raise TransportError(f"{error.filename} cannot be read: {error.strerror}") from error
+        try:
+            client_context(self.ca, self.cert or "", self.key or "")
+        except (OSError, ValueError) as error:
+            files = ", ".join(name for name in self if name)
+            raise TransportError(
+                f"the TLS files cannot be used ({files}): {reason(error)}"
+            ) from error
         return grpc.ssl_channel_credentials(authorities, key, cert)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 
 from ratelimit_service.rules.tree import Level, Node, Snapshot
 from ratelimit_service.service.enqueueing import nowhere_to_queue
 from ratelimit_service.settings import Settings, redacted
 from ratelimit_service.text import printable
+from ratelimit_service.typed import typed
 
 __all__ = ["announce"]
 
@@ -57,7 +56,7 @@ def announce(
         options += ["--address", f"localhost:{grpc_port}" if grpc_port else settings.grpc]
     if settings.tls_cert:
         options += ["--tls-ca", settings.tls_cert]
-    command = _example(snapshot, sys.argv[0], options)
+    command = _example(snapshot, options)
     if command:
         lines += ["make a decision with", command]
     sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
@@ -96,32 +95,17 @@ def _domains(names: Iterable[str]) -> str:
     return f"{'domain' if len(listed) == 1 else 'domains'} {', '.join(listed)}" if listed else ""
 
 
-def _example(snapshot: Snapshot, program: str, options: Sequence[str]) -> str | None:
+def _example(snapshot: Snapshot, options: Sequence[str]) -> str | None:
     """A shell command that asks for the first limited rule; None if there is none.
 
-    `program` is how this process was started; the command starts with it, relative to the
-    working directory if it lies below. `options` say how the service is reached.
+    `options` say how the service is reached.
     """
-    words = _typed(program)
     for domain in snapshot.domains.values():
         path = _first_limited(domain.root)
         if path:
             entries = ",".join(_entry(node) for node in path)
-            return shlex.join([*words, "hit", *options, domain.name, entries])
+            return shlex.join([*typed(), "hit", *options, domain.name, entries])
     return None
-
-
-def _typed(program: str) -> list[str]:
-    """What is typed to start a program; a package is started by Python."""
-    if Path(program).name == "__main__.py":
-        return [_shortest(sys.executable), "-m", Path(program).parent.name]
-    return [_shortest(program)]
-
-
-def _shortest(program: str) -> str:
-    """Relative to the working directory if it lies below, else the name alone."""
-    relative = os.path.relpath(program)
-    return relative if not relative.startswith("..") else Path(program).name
 
 
 def _first_limited(level: Level) -> list[Node] | None:

@@ -18,7 +18,6 @@ from ratelimit_service.errors import BadRequestError
 from ratelimit_service.wire.json_steps import read_json
 from ratelimit_service.wire.messages import (
     POOL,
-    RateLimitDescriptor,
     RateLimitRequest,
     RateLimitResponse,
 )
@@ -97,6 +96,8 @@ def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, J
         if not where:
             raise
         raise BadRequestError(error.reason, f"{where}{error}", error.code) from error
+    except UnicodeError as error:
+        raise BadRequestError("json", f"{_NONE} {where}it has text that is no UTF-8") from error
     except (ParseError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise BadRequestError("json", f"{_NONE} {where}{reason}") from error
@@ -177,10 +178,10 @@ def _request(found: object, message: RateLimitRequest) -> Generator[None, None, 
     if not isinstance(found, dict):
         raise ParseError("it must be an object")
     descriptors = found.pop("descriptors", None) or []
-    domain = found.get("domain")
-    if isinstance(domain, str):
-        message.domain = domain
-        del found["domain"]
+    domain = found.pop("domain", None)
+    if not isinstance(domain, str | None):
+        raise ParseError("domain must be a text")
+    message.domain = domain or ""
     _parse(found, message)
     if not isinstance(descriptors, list):
         raise ParseError("descriptors must be a list")
@@ -209,8 +210,11 @@ def _texts(entry: object) -> dict[str, str]:
     if not isinstance(entry, dict):
         raise ParseError("each of entries must be an object")
     found = {name: text for name, text in entry.items() if text is not None}
-    if not (found.keys() <= {"key", "value"} and all(isinstance(t, str) for t in found.values())):
-        _parse({"entries": [found]}, RateLimitDescriptor())
+    for name, text in found.items():
+        if name not in ("key", "value"):
+            raise ParseError(f"an entry has key and value, and no {name[:_SHOWN]!r}")
+        if not isinstance(text, str):
+            raise ParseError(f"the {name} of an entry must be a text")
     return found
 
 

@@ -168,6 +168,28 @@ def test_hit_at_another_port(service: ServiceProcess) -> None:
     assert "Traceback" not in service.log
 
 
+def test_hit_with_files_that_are_no_certificates(tmp_path: Path) -> None:
+    """Files that TLS cannot use are named, with the reason, before anything is connected."""
+    authority = trustme.CA()
+    ours = authority.issue_cert("localhost")
+    ca, cert, key, other = (str(tmp_path / name) for name in ("ca", "cert", "key", "other"))
+    authority.cert_pem.write_to_path(ca)
+    ours.cert_chain_pems[0].write_to_path(cert)
+    ours.private_key_pem.write_to_path(key)
+    authority.issue_cert("other").private_key_pem.write_to_path(other)
+
+    asked = ["hit", "demo", "a=b", "--address", "127.0.0.1:1"]
+    no_ca = Ran(*asked, "--tls-ca", key)
+    no_pair = Ran(*asked, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", other)
+    sound = Ran(*asked, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", key)
+
+    unusable = "ratelimit: the TLS files cannot be used"
+    assert no_ca.err == f"{unusable} ({key}): no certificate or crl found\n"
+    assert no_pair.err == f"{unusable} ({ca}, {cert}, {other}): key values mismatch\n"
+    assert "no service answers at 127.0.0.1:1" in sound.err
+    assert (no_ca.code, no_pair.code, sound.code) == (2, 2, 2)
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [

@@ -30,6 +30,23 @@ def test_lint(tmp_path: Path, rules: Path) -> None:
     assert found.out.startswith(f"{bad}:2:1: unit does nothing here")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lint", ""],
+        ["test", ""],
+        ["init", ""],
+        ["replay", "--rules", "", "log"],
+    ],
+)
+def test_empty_path(arguments: list[str]) -> None:
+    """An empty path, as an unset variable leaves it, is not taken for the working directory."""
+    ran = Ran(*arguments)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith(": the path is empty: name a file or a directory\n")
+
+
 def test_lint_formats(tmp_path: Path) -> None:
     """Lint shows the line with a caret, and says the same as JSON, to GitHub, and as SARIF."""
     bad = tmp_path / "bad.yaml"
