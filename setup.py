@@ -37,8 +37,8 @@ COMPILED = """
     transport/h2/life transport/h2/open_streams transport/h2/runs transport/h2/passing
     transport/h2/ordering transport/h2/sending
     transport/h2/control transport/h2/incoming transport/h2/hurrying transport/h2/connection
-    transport/h2/inbox transport/h2/drawing transport/h2/presence transport/h2/protocol
-    transport/h2/gathered transport/h2/calls transport/h2/overload
+    transport/h2/inbox transport/h2/drawing transport/h2/read_pauses transport/h2/presence
+    transport/h2/protocol transport/h2/gathered transport/h2/calls transport/h2/overload
     simulation/world
     replay/sketches replay/timeline replay/use replay/met replay/play
     replay/recorded replay/logs replay/csv_log replay/envoy_log replay/decision_log

@@ -280,9 +280,9 @@ async def test_time_before_a_client_is_read_from_counts(tmp_path: Path) -> None:
     """What comes after a pause in reading may have come when the pause began."""
     ends = Ends(Asking(tmp_path, RULES))
     ends.call()
-    ends.protocol._pause_reading()
-    ends.protocol._unread_since_us -= 80_000_000
-    ends.protocol._resume_reading()
+    ends.protocol.pauses.pause()
+    ends.protocol.pauses.since_us -= 80_000_000
+    ends.protocol.pauses.resume()
 
     ends.protocol.data_received(b"")
     ends.protocol.data_received(b"")
@@ -295,18 +295,18 @@ async def test_time_before_several_pauses_counts(tmp_path: Path) -> None:
     ends = Ends(Asking(tmp_path, RULES))
     ends.call()
     for waited_us in (80_000_000, 0):
-        ends.protocol._pause_reading()
-        ends.protocol._unread_since_us -= waited_us
-        ends.protocol._resume_reading()
+        ends.protocol.pauses.pause()
+        ends.protocol.pauses.since_us -= waited_us
+        ends.protocol.pauses.resume()
         await asyncio.sleep(0)
-    ends.protocol._pause_reading()
-    ends.protocol._resume_reading()
+    ends.protocol.pauses.pause()
+    ends.protocol.pauses.resume()
 
     ends.protocol.data_received(b"")
 
     assert elapsed_us() - ends.protocol._inbox.chunks[0][0] >= 80_000_000
     await rounds()
-    assert not ends.protocol._unread_since_us
+    assert not ends.protocol.pauses.since_us
 
 
 async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> No
     ends = Ends(Asking(tmp_path, RULES, store=store))
     assert ends.call()
     ends.protocol.pause_writing()
-    ends.protocol._unread_since_us -= 1_000_000_000
+    ends.protocol.pauses.since_us -= 1_000_000_000
     ends.protocol.resume_writing()
     assert ends.wire.reading
     await rounds()

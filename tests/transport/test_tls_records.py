@@ -242,7 +242,7 @@ async def test_a_client_whose_bytes_wait_is_not_read_from() -> None:
     """What waits to be opened has a bound, above which nothing more is read."""
     ends = Ends()
     sealed = sealed_with(FullOfData(ends), Handshakes(held_back()))
-    ends.protocol._sealed = ends.protocol._reading = sealed
+    ends.protocol._sealed = ends.protocol.pauses.source = sealed
     sealed._opener = ends.protocol
     record = b"\x17\3\3" + (16_384).to_bytes(2, "big") + bytes(16_384)
 

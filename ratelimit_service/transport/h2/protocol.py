@@ -1,7 +1,8 @@
 """One client's socket: moves bytes between asyncio and the connection, and keeps the time.
 
 What must not live here: what bytes say (`connection`), what becomes of calls (`calls`), how a late
-client's socket is read (`drawing`), whether the client is still there (`presence`).
+client's socket is read (`drawing`), when none is read (`read_pauses`), whether the client is still
+there (`presence`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ratelimit_service.transport.h2.inbox import PIECE_BYTES, Inbox
 from ratelimit_service.transport.h2.limits import INBOX_BYTES
 from ratelimit_service.transport.h2.overload import FRESH_US, Allowance, Backlog, Haste
 from ratelimit_service.transport.h2.presence import Presence
+from ratelimit_service.transport.h2.read_pauses import ReadPauses
 from ratelimit_service.turns import TURN_US, Turns
 
 __all__ = ["CallHandler", "Http2Protocol"]
@@ -47,16 +49,6 @@ for those of others, reads and writes would be as small as pieces."""
 _OPENINGS: Final = 8
 """So often some records are opened in one visit, unless one of them had no contents. Then their
 calls can be handled, or refused, together."""
-
-
-class Pausable(Protocol):
-    """What bytes are read from."""
-
-    def pause_reading(self) -> None:
-        """As asyncio's transports have it."""
-
-    def resume_reading(self) -> None:
-        """As asyncio's transports have it."""
 
 
 class CallHandler(Protocol):
@@ -119,9 +111,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         calls of the piece in hand are decided at its end."""
         self._in_bulk = False
         """Whether many usual calls came at once, and none since that is not usual."""
-        self._unread_since_us = self._pauses = 0
-        """Since when reading is paused, and how often it was: 0 once all that came during the pause
-        is read. If it pauses again before, bytes of the first pause may be what is read next."""
+        self.pauses = ReadPauses(self._loop)
         self.arrived_us = 0
         """The earliest time, by `elapsed_us`, at which the piece in hand can have come."""
         self.now_us = 0
@@ -139,11 +129,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
         one, or may follow the greeting in it; whether there was no time for them; see there."""
         self._sealed: Sealed | None = None
         """What is read and not opened yet, if the client speaks TLS."""
-        self._reading: Pausable | None = None
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Transport | None = None
         """The transport of a connection that is gone, until `forget`."""
-        self._flushing = self._writing_paused = self._reading_paused = False
+        self._flushing = self._writing_paused = False
         self._memory = memory or Memory()
         self.connection = Connection(methods, self._memory)
         self.presence = Presence(self.connection, self._loop.time())
@@ -153,7 +142,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
         # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
-        self._transport = self._reading = cast(asyncio.Transport, transport)
+        self._transport = self.pauses.source = cast(asyncio.Transport, transport)
         self.made = True
         self.flush()
 
@@ -184,7 +173,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def open_from(self, sealed: Sealed, early: bytes) -> None:
         """Called once both sides have agreed on TLS: from now on this opens what comes."""
-        self._sealed = self._reading = sealed
+        self._sealed = self.pauses.source = sealed
         if early:
             self.data_received(early)
         else:
@@ -201,7 +190,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _read_on_or_not(self, waiting: int) -> None:
         """Reads nothing more until what has come is handled, if so many bytes wait for that."""
         much = waiting > INBOX_BYTES or self._reads.is_much(waiting)
-        if much and self._pause_reading():
+        if much and self.pauses.pause():
             self._memory.paused_unhandled += 1
 
     def _hear(self, now_us: int) -> int:
@@ -209,7 +198,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         presence = self.presence
         presence.heard_at, presence.pinged_at = self._loop.time(), None
         # Bytes read after a pause may have come at its beginning.
-        return self._unread_since_us or self._turns.came_us(now_us)
+        return self.pauses.since_us or self._turns.came_us(now_us)
 
     def handle_piece(self, now_us: int) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled.
@@ -255,8 +244,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
             return not rest_us
         if drawing.begun:
             self._stop_drawing()
-        if self._reading_paused:
-            self._resume_reading()
+        if not self._writing_paused:
+            self.pauses.resume()
         return False
 
     @property
@@ -350,7 +339,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Has the loop read again, which also finds out if the client has gone."""
         self.drawing.end()
         transport = self._transport
-        if transport is not None and not transport.is_closing() and not self._reading_paused:
+        if transport is not None and not transport.is_closing() and not self.pauses.paused:
             transport.resume_reading()
 
     def _draw(self, now_us: int) -> bool:
@@ -477,7 +466,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         So this does little. `forget` does the rest, and what it frees takes longer.
         """
         self._lost, self._transport = self._transport, None
-        self._sealed = self._reading = None
+        self._sealed = self.pauses.source = None
         self.connection.close()
         self._closed(self)
 
@@ -491,7 +480,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Called by asyncio: the client does not read, so we do not read from it."""
         self._writing_paused = self.connection.congested = True
-        if self._pause_reading():
+        if self.pauses.pause():
             self._memory.paused_unread += 1
 
     def resume_writing(self) -> None:
@@ -500,30 +489,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._more = self.connection.has_more
         self._ask_for_turn()
         if not self._waiting:
-            self._resume_reading()
-
-    def _pause_reading(self) -> bool:
-        """Pauses reading; returns whether it was not paused before."""
-        if self._reading is None or self._reading_paused:
-            return False
-        self._reading_paused = True
-        self._pauses += 1
-        self._unread_since_us = self._unread_since_us or elapsed_us()
-        self._reading.pause_reading()
-        return True
-
-    def _resume_reading(self) -> None:
-        if self._reading_paused and not self._writing_paused:
-            self._reading_paused = False
-            if self._reading is not None:
-                self._reading.resume_reading()
-                # After two more rounds of the loop all that came during the pause has been read.
-                self._loop.call_soon(self._loop.call_soon, self._read_again, self._pauses)
-
-    def _read_again(self, pauses: int) -> None:
-        """Notes that what comes from now on has not come during a pause, if none was since."""
-        if self._pauses == pauses:
-            self._unread_since_us = 0
+            self.pauses.resume()
 
     def flush(self) -> None:
         """Writes what the connection has to say, at once."""
