@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from ratelimit_service.transport.h2 import runs
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -24,7 +25,7 @@ from ratelimit_service.transport.h2.frames import (
     RST_STREAM,
     WINDOW_UPDATE,
 )
-from ratelimit_service.transport.h2.runs import RESET_HEAD, SHORT_FRAME_BYTES, resets
+from ratelimit_service.transport.h2.runs import RESET_HEAD, SHORT_FRAME_BYTES
 
 __all__ = ["MOST_TAKEN_BACK", "Passed", "begun_calls", "calls", "varied_calls"]
 
@@ -126,13 +127,26 @@ def _behind(data: bytes, at: int, last_stream_id: int, taken_back: list[int]) ->
     """Takes the resets that stand there, up to a faulty one; returns where they end."""
     if not data.startswith(RESET_HEAD, at):
         return at
-    end, found = resets(data, at)
+    end, found = runs.resets(data, at)
     for place, stream in enumerate(found):
         if not 0 < stream <= last_stream_id or not stream & 1:
             found, end = found[:place], at + place * SHORT_FRAME_BYTES
             break
     taken_back += found
     return end
+
+
+class _Calls(NamedTuple):
+    """Whole calls, and the resets behind them."""
+
+    ends: list[int]
+    """Where each ends, with the resets behind it."""
+    streams: list[int]
+    blocks: list[bytes]
+    taken_back: list[int]
+    """The streams that the client has reset."""
+    resets: list[int]
+    """How many of these there are up to the end of each call."""
 
 
 def varied_calls(
@@ -143,45 +157,40 @@ def varied_calls(
     streams: list[int] = []
     taken_back: list[int] = []
     while True:
-        ends, found, blocks, back, backs = _whole_calls(data, at, last_stream_id, together)
-        count = alike(blocks) if blocks else 0
+        found = _whole_calls(data, at, last_stream_id, together)
+        count = alike(found.blocks) if found.blocks else 0
         if not count:
             return Passed(at, streams, message_bytes, taken_back)
-        streams += found[:count]
-        resets_count, end = backs[count - 1], ends[count - 1]
-        taken_back += back[:resets_count]
+        streams += found.streams[:count]
+        resets_count, end = found.resets[count - 1], found.ends[count - 1]
+        taken_back += found.taken_back[:resets_count]
         heads_bytes = count * _HEADS_BYTES + resets_count * SHORT_FRAME_BYTES
-        message_bytes += end - at - sum(map(len, blocks[:count])) - heads_bytes
+        message_bytes += end - at - sum(map(len, found.blocks[:count])) - heads_bytes
         last_stream_id = streams[-1]
-        at = _behind(data, end, last_stream_id, taken_back) if count == len(found) else end
+        at = _behind(data, end, last_stream_id, taken_back) if count == len(found.ends) else end
         if count < together or len(taken_back) >= MOST_TAKEN_BACK:
             return Passed(at, streams, message_bytes, taken_back)
         together = min(4 * together, _MOST_TOGETHER)
 
 
-def _whole_calls(
-    data: bytes, at: int, last: int, most: int
-) -> tuple[list[int], list[int], list[bytes], list[int], list[int]]:
-    """At most so many whole calls: where each ends, their streams, and their header blocks.
-
-    Then the streams of the resets behind them, and how many there are up to the end of each call.
-    """
+def _whole_calls(data: bytes, at: int, last: int, most: int) -> _Calls:
+    """At most so many whole calls that begin there."""
     end = len(data) - FRAME_HEAD_BYTES
     ends: list[int] = []
     streams: list[int] = []
     blocks: list[bytes] = []
-    back: list[int] = []
-    backs: list[int] = []
+    taken_back: list[int] = []
+    resets: list[int] = []
     while at <= end and len(ends) < most:
         # The type lets the compiler unpack the tuples without generic objects.
         headers: tuple[int, int, int, int] = _frame(data, at)
         high, length, kind_and_flags, stream = headers
         if kind_and_flags == _RESET and streams:
-            after = _behind(data, at, last, back)
+            after = _behind(data, at, last, taken_back)
             if after == at:
                 break
-            ends[-1], backs[-1], at = after, len(back), after
-            if backs[-1] >= MOST_TAKEN_BACK:
+            ends[-1], resets[-1], at = after, len(taken_back), after
+            if resets[-1] >= MOST_TAKEN_BACK:
                 break
             continue
         start = at + FRAME_HEAD_BYTES
@@ -209,9 +218,9 @@ def _whole_calls(
         ends.append(at)
         streams.append(stream)
         blocks.append(block)
-        backs.append(len(back))
+        resets.append(len(taken_back))
         last = stream
-    return ends, streams, blocks, back, backs
+    return _Calls(ends, streams, blocks, taken_back, resets)
 
 
 @lru_cache(maxsize=64)
