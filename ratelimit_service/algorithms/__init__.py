@@ -1,6 +1,5 @@
 """How hits are counted: each algorithm in Python beside its Lua, and the rule of passing."""
 
-from ratelimit_service.algorithms.concurrency import several
 from ratelimit_service.algorithms.registry import (
     ALGORITHMS,
     DEFAULT,
@@ -21,7 +20,6 @@ __all__ = [
     "capacity_of",
     "denying",
     "settle",
-    "several",
     "soft_of",
     "spec_of",
     "value_of",

@@ -32,7 +32,7 @@ from ratelimit_service.model import (
     step,
 )
 
-__all__ = ["ALGORITHM", "charge", "passing", "refund"]
+__all__ = ["ALGORITHM", "charge", "charge_any", "passing", "refund"]
 
 _COUNT_BITS: Final = 32
 _MAX_COUNT: Final = (1 << _COUNT_BITS) - 1
@@ -59,7 +59,7 @@ def charge(
         packed, remaining, reset_us = passing(number, now_us, addend, spec.limit, spec.window_us)
         if remaining >= 0:
             return step((True, packed if addend else state, remaining, reset_us, 0, addend, False))
-    return _charge(state, now_us, addend, spec, force)
+    return charge_any(state, now_us, addend, spec, force)
 
 
 def passing(
@@ -68,7 +68,7 @@ def passing(
     """The next state, the remaining hits and the reset, as `charge` nearly always has them.
 
     This is for the clock's windows. If there is no room, the remaining hits are below 0, and
-    `_charge` tells more. A state below 0 stands for a new counter.
+    `charge_any` tells more. A state below 0 stands for a new counter.
     """
     number, count = now_us // window_us, 0
     reset_us = window_us - now_us % window_us  # products above 2^62 are slow where compiled
@@ -174,7 +174,9 @@ class _Window:
         self.reset_us = end_us - now_us
 
 
-def _charge(state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool) -> Step:
+def charge_any(
+    state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool
+) -> Step:
     """As `charge`, the long way."""
     limit, window = spec.limit, _Window(state, now_us, spec)
     count = window.count

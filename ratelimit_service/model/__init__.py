@@ -1,6 +1,12 @@
 """Frozen values that every part of the service speaks in. No behaviour beyond arithmetic."""
 
-from ratelimit_service.model.algorithm import TICKS_US, Algorithm, CounterSpec, Denied
+from ratelimit_service.model.algorithm import (
+    TICKS_US,
+    Algorithm,
+    BundleFunction,
+    CounterSpec,
+    Denied,
+)
 from ratelimit_service.model.answer_style import (
     PLACEHOLDERS,
     AnswerStyle,
@@ -47,6 +53,7 @@ __all__ = [
     "Anchor",
     "AnswerStyle",
     "Body",
+    "BundleFunction",
     "Calendar",
     "Code",
     "Contradiction",

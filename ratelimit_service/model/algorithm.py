@@ -19,6 +19,7 @@ from ratelimit_service.model.unit import SECOND_US
 __all__ = [
     "TICKS_US",
     "Algorithm",
+    "BundleFunction",
     "ChargeFunction",
     "CounterSpec",
     "Denied",
@@ -48,6 +49,11 @@ that can no longer be told, it holds more rather than less.
 
 HeldFunction = Callable[[State | None, int, "CounterSpec"], list[Held]]
 """`held(state, now_us, spec)` is what a state holds one by one, of what still counts."""
+
+
+BundleFunction = Callable[[Iterable[tuple[int, bytes]]], bytes]
+"""`bundle(leases)` is what stands for an id where several leases, hits and id of each, are taken
+with one hit."""
 
 
 class Denied(IntEnum):
@@ -88,7 +94,7 @@ class Algorithm:
         weight: Callable[[CounterSpec], int] | None = None,
         held: HeldFunction | None = None,
         denied: Denied = Denied.COUNTED,
-        leases: bool = False,
+        bundle: BundleFunction | None = None,
         cached: bool = True,
         refunded: bool = True,
         divided: bool = True,
@@ -123,7 +129,9 @@ class Algorithm:
         self.held: Final = held
         """What a state holds one by one, the oldest first; None where it holds only numbers."""
         self.denied: Final = denied
-        self.leases: Final = leases
+        self.bundle: Final = bundle
+        """How several leases are taken at once; None where hits take none."""
+        self.leases: Final = bundle is not None
         """Whether hits take leases, which are given back by an id."""
         self.cached: Final = cached
         """Whether who is over stays so until the moment that was told, if nothing is given back:
@@ -137,9 +145,11 @@ class Algorithm:
         self.ticks: Final = ticks
         """Whether it multiplies hits with time, which takes ticks to be exact."""
         self.adds: Final = adds
-        """Whether in windows of the clock a state is an integer to which hits add their number."""
+        """Whether in windows of the clock a state is an integer to which hits add their number: it
+        charges as `fixed_window.passing` says, which stores use in its stead."""
         self.paired: Final = paired
-        """Whether without sub-counters a state is a window's number and a pair of counts."""
+        """Whether without sub-counters a state is a window's number and a pair of counts: it
+        charges as `sliding_window.passing` says, which stores use in its stead."""
 
     def __repr__(self) -> str:
         return self.name
@@ -236,7 +246,7 @@ class CounterSpec:
         return self.algorithm.key(self)
 
     def with_numbers(self, limit: int, rate: int) -> CounterSpec:
-        """The same with other numbers of hits, on the same counters."""
+        """The same with other numbers of hits, on the same counters; none of them is reserved."""
         return CounterSpec(
             self.algorithm,
             limit,

@@ -10,9 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ratelimit_service.algorithms import several
 from ratelimit_service.health import Health
-from ratelimit_service.model import MAX_ADDEND, CounterSpec, Denied, Held, Hit, Mode, Outcome
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    BundleFunction,
+    CounterSpec,
+    Denied,
+    Held,
+    Hit,
+    Mode,
+    Outcome,
+)
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled
 from ratelimit_service.stores.memory import MemoryStore
@@ -100,10 +108,11 @@ class Local:
                     all_hits = peek._replace(addend=most, refund=False, count_denied=False)
                     expires_us = _settled(memory, all_hits).reset_us
                 base = peek._replace(spec=hit.spec, refund=False, count_denied=True)
-                held = hit.spec.algorithm.held
-                if held and hit.spec.algorithm.leases:
+                held, bundle = hit.spec.algorithm.held, hit.spec.algorithm.bundle
+                if held and bundle:
                     # Ended leases stay in the state until somebody takes one or gives one back.
-                    pieces = list(_bundles(base, held(memory.state(hit.key), now_us, hit.spec)))
+                    leases = held(memory.state(hit.key), now_us, hit.spec)
+                    pieces = list(_bundles(base, leases, bundle))
                 else:
                     pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.spec)]
                 yield [[piece] for piece in pieces], expires_us
@@ -135,11 +144,11 @@ def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
     return found[0]
 
 
-def _bundles(base: Hit, leases: Sequence[Held]) -> Iterator[Hit]:
+def _bundles(base: Hit, leases: Sequence[Held], bundle: BundleFunction) -> Iterator[Hit]:
     """Hits that take all of these leases. Each takes many, because each writes the counter."""
     for start in range(0, len(leases), _LEASES_AT_ONCE):
         some = leases[start : start + _LEASES_AT_ONCE]
-        ids = several([(one.hits, one.lease) for one in some])
+        ids = bundle([(one.hits, one.lease) for one in some])
         yield base._replace(addend=sum([one.hits for one in some]), lease=ids)
 
 

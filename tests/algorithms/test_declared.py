@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from operator import ne
 from pathlib import Path
 
 import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS
-from ratelimit_service.model import Algorithm, CounterSpec, Limit, Takes
+from ratelimit_service.model import Algorithm, Anchor, CounterSpec, Limit, Takes
 from ratelimit_service.rules.language import IN_LIMIT
 from tests.algorithms import ways
 
@@ -91,3 +92,23 @@ def test_a_spec_may_gain_fields() -> None:
         assert spec.with_numbers(5, 0) == spec
         assert spec != spec.with_numbers(4, 0)
         assert hash(spec) == hash(spec.with_numbers(5, 0))
+
+
+def test_a_spec_with_other_numbers_is_the_same_else() -> None:
+    """Other numbers of hits change nothing else, and leave none reserved."""
+    numbered = (
+        ALGORITHMS["leaky_bucket"],
+        5,
+        60_000_000,
+        3,
+        1,
+        Anchor.FIRST_HIT,
+        2,
+        True,
+        True,
+        (7,),
+    )
+    spec, plain = CounterSpec(*numbered, 9), CounterSpec(ALGORITHMS["fixed_window"], 0, 1)
+
+    assert all(map(ne, spec._fields(), plain._fields()))
+    assert spec.with_numbers(5, 3)._fields() == CounterSpec(*numbered)._fields()

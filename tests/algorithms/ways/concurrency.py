@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimit_service.algorithms import several
+from ratelimit_service.algorithms.concurrency import several
 from ratelimit_service.model import Limit, Unit
 from tests.algorithms.asking import at, hit
 from tests.algorithms.costs import Cost
