@@ -45,7 +45,6 @@ from ratelimit_service.transport.h2.frames import (
     ErrorCode,
     FrameType,
 )
-from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.hurrying import Hurrying
 from ratelimit_service.transport.h2.life import Opening
 from ratelimit_service.transport.h2.limits import (
@@ -59,7 +58,6 @@ from ratelimit_service.transport.h2.streams import Methods
 
 __all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods"]
 
-_SMALL_PART_BYTES: Final = 256
 _PING: Final = b"are you?"
 _WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
 
@@ -87,9 +85,6 @@ class Connection(Hurrying):
         """Calls of any other method are refused. `memory` is what all connections share."""
         super().__init__(methods, memory or Memory())
         self._unary = methods.unary
-        self._usual_block, self._usual_head = b"", Head()
-        """The header block of the last call that came whole, and its head: a client's calls have
-        the same headers nearly always, and comparing a block takes less time than looking it up."""
         self._data = b""
         self._at = 0
         """The offset in the data at which the first unhandled frame begins."""
@@ -356,7 +351,11 @@ class Connection(Hurrying):
             head = known
             self._usual_block, self._usual_head = block, head
         message = data[stop + 9 + PREFIX_BYTES : end]
-        if haste is not None and self._done_in_haste(haste, head, stream_id, message, block):
+        if (
+            haste is not None
+            and not haste.refusing  # else there is not even time for that
+            and self._done_in_haste(haste, head, stream_id, message, block)
+        ):
             self._opens(stream_id)
             self._consume(length)
             return end

@@ -10,7 +10,7 @@ from typing import Final
 
 from ratelimit_service.transport.h2 import frames, runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory, expect
-from ratelimit_service.transport.h2.costs import FRAME_US, SETTING_US
+from ratelimit_service.transport.h2.costs import FRAME_US, RUN_FRAME_US, SETTING_US
 from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
 from ratelimit_service.transport.h2.frames import (
     ACK,
@@ -141,6 +141,7 @@ class Control(Sending):
                 wider += increment & MAX_WINDOW
         if not updates:
             return 0
+        self._worked_us += RUN_FRAME_US * len(updates)
         self._spend(FRAME_US * len(updates), "windows")
         self._widen(wider)
         for stream_id, increment in updates:

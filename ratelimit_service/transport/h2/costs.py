@@ -32,8 +32,9 @@ SAVED_US: Final = 320_000
 FRAME_US: Final = 10
 """Any frame that is no part of a call: PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA, …"""
 
-PASSED_RESET_US: Final = 3
-"""Of a reset among calls that there is no time for what it takes of a turn."""
+RUN_FRAME_US: Final = 3
+"""A reset or a wider window in a run of them, or among calls that there is no time for: what it
+takes of a turn."""
 
 HEADERS_US: Final = 10
 """A HEADERS frame, without its fields."""
@@ -45,7 +46,8 @@ call comes to nothing: the client resets it, we reset it for a fault of the clie
 as one too many. (A thousand calls may come before the first answer.)"""
 
 PART_US: Final = 5
-"""A small piece of a message."""
+SMALL_PART_BYTES: Final = 256
+"""A piece of a message that is smaller, and not its last."""
 
 SETTING_US: Final = 1
 """An entry of a SETTINGS frame."""

@@ -7,21 +7,30 @@ in runs of resets, which are here as well. What must not live here: when there i
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
+from typing import Final
 
+from ratelimit_service.errors import BadRequestError
 from ratelimit_service.transport.h2 import passing, runs
 from ratelimit_service.transport.h2.account import Memory, expect
-from ratelimit_service.transport.h2.costs import FRAME_US, PASSED_RESET_US
+from ratelimit_service.transport.h2.costs import FRAME_US, RUN_FRAME_US, UNPACK_US
 from ratelimit_service.transport.h2.events import Event
+from ratelimit_service.transport.h2.frames import END_HEADERS, FRAME_HEAD_BYTES, HEADERS
 from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.incoming import Incoming
 from ratelimit_service.transport.h2.life import Leaving
 from ratelimit_service.transport.h2.limits import MAX_STREAMS
-from ratelimit_service.transport.h2.messages import PREFIX_BYTES
+from ratelimit_service.transport.h2.messages import PACKED, only_message
 from ratelimit_service.transport.h2.overload import Haste
 from ratelimit_service.transport.h2.streams import Methods
 
 __all__ = ["Hurrying"]
+
+_WHOLE_HEADERS: Final = bytes((HEADERS, END_HEADERS))
+
+_USUAL_PARTS: Final = 2
+"""Frames in which clients send a short message, and its end."""
 
 
 class Hurrying(Incoming):
@@ -29,6 +38,9 @@ class Hurrying(Incoming):
 
     def __init__(self, methods: Methods, memory: Memory) -> None:
         super().__init__(methods, memory)
+        self._usual_block, self._usual_head = b"", Head()
+        """The header block of the last call that came whole, and its head: a client's calls have
+        the same headers nearly always, and comparing a block takes less time than looking it up."""
         self.haste: Haste | None = None
         """What may be done with the calls of the next piece if there is no time for them."""
         self._unanswered: set[int] = set()
@@ -47,7 +59,7 @@ class Hurrying(Incoming):
         block = data[start:stop]
         if not self._life.steady or self._block is not None:
             return 0
-        head = self._headers.recall(block)
+        head = self._known(block)
         if head is None or not haste.concerns(head):
             return 0
         at, streams, taken_back = self._pass_calls(haste, data, start - 9, block, events)
@@ -55,10 +67,8 @@ class Hurrying(Incoming):
             return 0
         haste.refused += len(streams)
         if self.wants_origins and haste.looks > 0:
-            haste.looks -= 1
             end = stop + 9 + int.from_bytes(data[stop : stop + 3], "big")
-            message = data[stop + 9 + PREFIX_BYTES : end]
-            haste.turned_away.append((message, self._origin(block)))
+            self._tell_refused(haste, data[stop + 9 : end], head.encoding, block)
         gone = set(taken_back)
         if haste.gone_percent:
             first = len(streams) * haste.gone_percent // 100
@@ -72,6 +82,30 @@ class Hurrying(Incoming):
         if streams:
             self._output.append(runs.refusals(streams))
         return at
+
+    def _known(self, block: bytes) -> Head | None:
+        """The head of a header block, if it is known."""
+        # What all connections remember may be forgotten while this one compares its usual block.
+        usual = block and block == self._usual_block
+        return self._usual_head if usual else self._headers.recall(block)
+
+    def _tell_refused(self, haste: Haste, body: bytes, encoding: bytes, block: bytes) -> None:
+        """Notes what a refused call has asked, and who made it, for whoever listens."""
+        haste.looks -= 1
+        if body[:1] == PACKED:
+            self._worked_us += UNPACK_US
+        with suppress(BadRequestError):  # what has no message has asked nothing
+            message = only_message(bytearray(body), encoding)
+            haste.turned_away.append((message, self._origin(block)))
+
+    def _goes_on(self, haste: Haste, data: bytes, at: int) -> bool:
+        """Whether what follows may belong to a run: not if it begins a call of another kind."""
+        if data[at + 3 : at + 5] != _WHOLE_HEADERS:
+            return True
+        start = at + FRAME_HEAD_BYTES
+        stop = start + int.from_bytes(data[at : at + 3], "big")
+        head = self._known(data[start:stop])
+        return head is not None and haste.concerns(head)
 
     def _pass_calls(
         self, haste: Haste, data: bytes, start: int, block: bytes, events: list[Event]
@@ -94,6 +128,8 @@ class Hurrying(Incoming):
         for walk in walks:
             if passed.until == len(data) or len(taken_back) >= passing.MOST_TAKEN_BACK:
                 break
+            if not self._goes_on(haste, data, passed.until):
+                break
             passed = walk(data, passed.until, self.latest_stream, alike)
             self._pass(passed, events)
             streams += passed.streams
@@ -109,8 +145,12 @@ class Hurrying(Incoming):
         if passed.updates:
             self._spend(FRAME_US * passed.updates, "windows")
             self._widen(passed.wider)
+        self._worked_us += RUN_FRAME_US * (passed.updates + len(passed.taken_back))
+        more_parts = passed.small_parts - _USUAL_PARTS * len(passed.streams)
+        if more_parts > 0:
+            self._spend(FRAME_US * more_parts, "parts")
+            self._worked_us += RUN_FRAME_US * more_parts
         if passed.taken_back:
-            self._worked_us += PASSED_RESET_US * len(passed.taken_back)
             self._reset_all(passed.taken_back, events)
 
     def _done_in_haste(
@@ -160,6 +200,7 @@ class Hurrying(Incoming):
                 break
         if not stream_ids:
             return 0
+        self._worked_us += RUN_FRAME_US * len(stream_ids)
         self._reset_all(stream_ids, events)
         return end
 
@@ -174,6 +215,11 @@ class Hurrying(Incoming):
             self._unanswered.difference_update(stream_ids)
             self._unanswered_for_long.difference_update(stream_ids)
         self._spend(cost_us, "resets")
+
+    def _rst_stream(self, stream_id: int, payload: bytes, events: list[Event]) -> None:
+        super()._rst_stream(stream_id, payload, events)
+        self._unanswered.discard(stream_id)
+        self._unanswered_for_long.discard(stream_id)
 
     def _refuse_unanswered(self) -> None:
         """Refuses the calls that were not answered, and that nobody has taken back for a second."""

@@ -18,6 +18,7 @@ from ratelimit_service.transport.h2.costs import (
     HEADERS_US,
     PART_US,
     RESET_US,
+    SMALL_PART_BYTES,
     UNPACK_US,
     USUAL_BYTES,
 )
@@ -45,15 +46,16 @@ from ratelimit_service.transport.h2.limits import (
     STREAM_BYTES,
     STREAM_WINDOW,
 )
-from ratelimit_service.transport.h2.messages import PREFIX_BYTES, first_message, only_message
+from ratelimit_service.transport.h2.messages import (
+    PACKED,
+    PREFIX_BYTES,
+    first_message,
+    only_message,
+)
 from ratelimit_service.transport.h2.sending import OK_HEADERS
 from ratelimit_service.transport.h2.streams import Methods, Readable, Stream
 
 __all__ = ["Incoming"]
-
-_SMALL_PART_BYTES: Final = 256
-_PACKED: Final = b"\1"
-"""A message that begins with this is compressed."""
 
 _ENDED_AT_ONCE: Final = 100
 """So many calls that have taken too long are ended at once; the next ones a second later."""
@@ -231,7 +233,7 @@ class Incoming(Control):
         if not flags & END_STREAM:
             if not payload:
                 self._spend(FRAME_US, "frames")
-            elif len(payload) < _SMALL_PART_BYTES:
+            elif len(payload) < SMALL_PART_BYTES:
                 self._spend(PART_US, "parts")
         stream.received += len(payload)
         if stream.readable is Readable.YES:
@@ -293,7 +295,7 @@ class Incoming(Control):
         if stream.streaming:
             self._next_message(stream_id, stream, events)
             return
-        if stream.body[:1] == _PACKED:
+        if stream.body[:1] == PACKED:
             self._worked_us += UNPACK_US
         try:
             message = only_message(stream.body, stream.head.encoding)

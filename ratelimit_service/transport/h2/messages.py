@@ -11,10 +11,13 @@ from typing import Final
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.transport.h2.limits import MAX_MESSAGE_BYTES
 
-__all__ = ["PREFIX_BYTES", "first_message", "only_message"]
+__all__ = ["PACKED", "PREFIX_BYTES", "first_message", "only_message"]
 
 PREFIX_BYTES: Final = 5
 """The bytes before a message: whether it is compressed, and its size."""
+
+PACKED: Final = b"\1"
+"""A compressed message has this before its size."""
 
 _GZIP: Final = 31
 """zlib's word for a gzip header and trailer around deflated bytes."""

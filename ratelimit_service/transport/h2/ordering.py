@@ -133,6 +133,7 @@ def in_order(data: bytes, start: int, last_stream_id: int, *, followed: bool) ->
     frames = _Frames(data, start, last_stream_id)
     until = frames.at
     said, ready = frames.older, -1
+    older = sum(map(len, said))
     ended = until == len(data) or ends_within(data, until)
     full = frames.full and not ended
     waits = (full or (ended and followed)) and until - start <= _MOST_HELD_BYTES
@@ -145,7 +146,8 @@ def in_order(data: bytes, start: int, last_stream_id: int, *, followed: bool) ->
     if frames.orderly and ready < 0:
         return InOrder(b"", until, 0)
     made = b"".join(said + frames.updates)
-    return InOrder(made, until, len(made) if ready < 0 or (full and not ready) else ready)
+    # Where there are too many, and no call among them goes on, they are not put in order again.
+    return InOrder(made, until, len(made) if ready < 0 or (full and ready <= older) else ready)
 
 
 def ends_within(data: bytes, at: int) -> bool:

@@ -63,6 +63,10 @@ _AIM: Final = 75
 """Late clients shall be visited about once in this part of their callers' patience. Then all of
 their callers hear something in time."""
 
+_LEAST_PATIENCE_US: Final = 10_000
+"""Who waits for less, or not at all, is visited as often as who waits for so long: with each visit
+more less is counted of all clients."""
+
 _PACE: Final = 30
 """So far, in percent, the allowance changes while callers wait, if visits are far from that."""
 
@@ -144,7 +148,7 @@ class Allowance:
 
     def visited(self, now_us: int, since_us: int, patience_us: int) -> int:
         """How many bytes may be counted now of a late client, who was visited `since_us` ago."""
-        patience_us = max(patience_us, 1)  # a caller may say that it does not wait at all
+        patience_us = max(patience_us, _LEAST_PATIENCE_US)
         passed = min(1.0, (now_us - self._changed_us) / patience_us)
         self._changed_us = now_us
         ahead = max(-1.0, 1 - 100 * since_us / (patience_us * _AIM))

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ratelimit_service.transport.h2 import runs
+from ratelimit_service.transport.h2.costs import SMALL_PART_BYTES
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -34,8 +35,16 @@ _MOST_TOGETHER: Final = 512
 """So many calls are looked at together: first few, then four times as many each time, as long as
 most of them are alike."""
 
+_FIRST_VARIED: Final = 4
+"""The same, and fewer, where header blocks differ: of two kinds of calls by turns only one kind may
+be passed."""
+
 MOST_TAKEN_BACK: Final = 128
 """A run ends once it has so many resets: each makes work, and others must come to their turn."""
+
+_MOST_OTHERS: Final = 2_048
+_SHORT_WEIGHT: Final = 4
+"""So many frames a run has at most that begin no call: DATA, or others that weigh so much each."""
 
 _STREAM_BYTES: Final = 4
 _LENGTH_BYTES: Final = 2
@@ -69,6 +78,8 @@ class Passed(NamedTuple):
     """How many frames widen windows."""
     wider: int = 0
     """By how much these widen the connection's window."""
+    small_parts: int = 0
+    """How many small DATA frames there are."""
 
 
 def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> Passed:
@@ -82,7 +93,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> Passed:
     shape = _shape(len(usual_block))
     unpack, size = shape.unpack_from, shape.size
     at, end, last = start, len(data), last_stream_id
-    together, last_start = _LEAST_TOGETHER, len(data) - size
+    together, last_start, alone = _LEAST_TOGETHER, len(data) - size, 0
     streams: list[int] = []
     taken_back: list[int] = []
     while at <= last_start and len(taken_back) < MOST_TAKEN_BACK:
@@ -103,15 +114,17 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> Passed:
             break
         streams.append(stream)
         last, stride, at = stream, after - at, _behind(data, after, stream, taken_back)
+        alone -= 1
         while (
-            data.startswith(usual_head, at)
+            alone <= 0
+            and data.startswith(usual_head, at)
             and data.startswith(usual_block, at + FRAME_HEAD_BYTES)
             and len(taken_back) < MOST_TAKEN_BACK
         ):
             piece = data[at : at + together * stride]
-            alike, taken = _alike(piece, usual_head, usual_block, last, taken_back)
+            alike, taken = _alike(piece, usual_head, usual_block, together, last, taken_back)
             if not alike:
-                together = _LEAST_TOGETHER
+                together = alone = _LEAST_TOGETHER  # else they are looked at in vain for each call
                 break
             streams += alike
             last = alike[-1]
@@ -153,7 +166,7 @@ def varied_calls(
     data: bytes, start: int, last_stream_id: int, alike: Callable[[Sequence[bytes]], int]
 ) -> Passed:
     """As `calls`, with any header blocks: `alike` tells how many of the first ones may be there."""
-    at, together, message_bytes = start, _LEAST_TOGETHER, 0
+    at, together, message_bytes = start, _FIRST_VARIED, 0
     streams: list[int] = []
     taken_back: list[int] = []
     while True:
@@ -230,14 +243,15 @@ def _shape(block_bytes: int) -> struct.Struct:
 
 
 def _alike(
-    data: bytes, head: bytes, block: bytes, last_stream_id: int, taken_back: list[int]
+    data: bytes, head: bytes, block: bytes, most: int, last_stream_id: int, taken_back: list[int]
 ) -> tuple[Sequence[int], int]:
     """The streams of the first calls of the data, which starts with one, and where these end.
 
-    Resets between them are taken as well. All calls are looked at at once, which takes a third of
-    the time that one by one does.
+    At most so many; messages may have bytes that look like the head of a call. Resets between them
+    are taken as well. All calls are looked at at once, which takes a third of the time that one by
+    one does.
     """
-    calls = data.split(head)[1:]
+    calls = data.split(head, most)[1:]
     size = _STREAM_BYTES + len(block) + _DATA_HEAD.size
     length = _length_of(calls[-1], size)
     if length < 0:
@@ -334,10 +348,10 @@ def _as_usual(fronts: bytes, usual: bytes, size: int) -> int:
 class _Among:
     """What stands among the frames of calls, and belongs to none: resets, and wider windows."""
 
-    __slots__ = ("open", "taken_back", "updates", "wider")
+    __slots__ = ("taken_back", "unclosed", "updates", "wider")
 
     def __init__(self) -> None:
-        self.open: set[int] = set()
+        self.unclosed: set[int] = set()
         """Streams of the calls that are not taken back yet."""
         self.taken_back: list[int] = []
         self.updates = self.wider = 0
@@ -348,12 +362,12 @@ class _Among:
             if not 0 < stream <= last_stream_id or not stream & 1:
                 return False
             self.taken_back.append(stream)
-            self.open.discard(stream)
+            self.unclosed.discard(stream)
             return True
         if kind_and_flags != _UPDATE:
             return False
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
-        if not increment or (stream and stream not in self.open):
+        if not increment or (stream and stream not in self.unclosed):
             return False
         self.updates += 1
         self.wider += 0 if stream else increment
@@ -368,14 +382,15 @@ def begun_calls(
     Each opens a new stream above the last one; `alike` tells how many of the first header blocks
     may be there. Resets, and updates of the connection's window, may stand anywhere.
     """
-    at, end, last, message_bytes = start, len(data), last_stream_id, 0
+    at, end, last, others = start, len(data), last_stream_id, 0
+    message_bytes = small_parts = 0
     together, among = _LEAST_TOGETHER, _Among()
     streams: list[int] = []
     blocks: list[bytes] = []
     """Those at which nobody has looked yet."""
-    before: list[tuple[int, int, int, int, int]] = []
-    """For each call what was found before it."""
-    while end - at >= FRAME_HEAD_BYTES:
+    before: list[tuple[int, int, int, int, int, int]] = []
+    """For each of these what was found before it."""
+    while end - at >= FRAME_HEAD_BYTES and others < _MOST_OTHERS:
         # The type lets the compiler unpack the tuple without generic objects.
         head: tuple[int, int, int, int] = _frame(data, at)
         high, length, kind_and_flags, stream = head
@@ -389,26 +404,31 @@ def begun_calls(
             if len(blocks) == together:
                 if together == _MOST_TOGETHER or alike(blocks) < together:
                     break
-                blocks, together = [], 4 * together
+                blocks, before, together = [], [], 4 * together
             resets_count = len(among.taken_back)
             if resets_count >= MOST_TAKEN_BACK:
                 break
-            before.append((at, message_bytes, resets_count, among.updates, among.wider))
+            found = (at, message_bytes, resets_count, among.updates, among.wider, small_parts)
+            before.append(found)
             blocks.append(data[begin:stop])
             streams.append(stream)
-            among.open.add(stream)
+            among.unclosed.add(stream)
             last = stream
-        elif kind_and_flags <= END_STREAM and stream in among.open:
+        elif kind_and_flags <= END_STREAM and stream in among.unclosed:
             message_bytes += length
-        elif at + SHORT_FRAME_BYTES != stop or not among.takes(
+            small_parts += length < SMALL_PART_BYTES
+            others += 1
+        elif at + SHORT_FRAME_BYTES == stop and among.takes(
             kind_and_flags, stream, data[begin:stop], last
         ):
+            others += _SHORT_WEIGHT
+        else:
             break
         at = stop
-    count = len(streams) - len(blocks) + (alike(blocks) if blocks else 0)
-    found = (at, message_bytes, len(among.taken_back), among.updates, among.wider)
-    if count < len(streams):
-        found = before[count]
-    at, message_bytes, resets_count, updates, wider = found
-    taken_back = among.taken_back[:resets_count]
-    return Passed(at, streams[:count], message_bytes, taken_back, updates, wider)
+    unknown = len(blocks) - (alike(blocks) if blocks else 0)
+    found = (at, message_bytes, len(among.taken_back), among.updates, among.wider, small_parts)
+    if unknown:
+        found = before[-unknown]
+    at, message_bytes, resets_count, updates, wider, small_parts = found
+    taken_back, known = among.taken_back[:resets_count], len(streams) - unknown
+    return Passed(at, streams[:known], message_bytes, taken_back, updates, wider, small_parts)
