@@ -8,6 +8,7 @@ from typing import Final
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
+from ratelimit_service.limiter.usual import has_template
 from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request, new_tuple
 from ratelimit_service.rules.match import Match, match, match_any_value
 from ratelimit_service.rules.tree import REPLACES, Domain, MetNode, Snapshot
@@ -141,11 +142,9 @@ class Planner:
         if met is None:
             return None
         rule = self.compiler.rule(domain, met)
-        if not rule.independent or len(rule.limits) != 1 or rule.groups:
+        if not rule.independent or not has_template([each.limit for each in rule.limits]):
             return None
         (limit,) = rule.limits
-        if limit.limit.pool:
-            return None
         addend = addend or 1
         rest = (
             limit.spec,

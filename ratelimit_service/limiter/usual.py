@@ -13,7 +13,7 @@ from typing import Final
 from ratelimit_service.model import Limit
 from ratelimit_service.rules.tree import Rule
 
-__all__ = ["is_usual", "stands_alone"]
+__all__ = ["has_template", "is_usual", "stands_alone"]
 
 _PLANNED_ALONE: Final = frozenset(
     (
@@ -59,6 +59,10 @@ _LIMIT_ANSWERED: Final = frozenset(
 """The same for a limit. `soft_ppm` is not listed: a status shows less than what remains."""
 
 
+_LIMIT_TEMPLATED: Final = _LIMIT_ANSWERED - {"grouping", "pool"} | {"soft_ppm"}
+"""Fields of a limit with which each value of an entry has a counter of its own."""
+
+
 def is_usual(rule: Rule | None, limits: Sequence[Limit]) -> bool:
     """Whether the short ways of answering and tallying do all that a rule asks for.
 
@@ -74,6 +78,11 @@ def is_usual(rule: Rule | None, limits: Sequence[Limit]) -> bool:
 def stands_alone(rule: Rule) -> bool:
     """Whether a descriptor is planned the same whatever stands beside it in its request."""
     return _rule_sets_only(rule, _PLANNED_ALONE)
+
+
+def has_template(limits: Sequence[Limit]) -> bool:
+    """Whether descriptors that differ in their last value differ in the key of one counter only."""
+    return len(limits) == 1 and _sets_only(limits[0], _LIMIT_TEMPLATED)
 
 
 def _sets_only(limit: Limit, known: frozenset[str]) -> bool:
