@@ -67,7 +67,7 @@ class Acceptor:
     ) -> None:
         """`take` owns the connection it gets; the other end's address is "" for a Unix socket.
 
-        `failed` is called when no connection can be accepted for want of files.
+        `failed` is called when no connection can be accepted, as no more files can be opened.
         """
         self._loop = loop
         self._sockets = sockets

@@ -211,7 +211,7 @@ class Stats:
         self.evictions: Counter[str] = Counter()
         """Counters put out of a full memory store: `expired`, `live`."""
         self.damaged = 0
-        """Counters that started anew, their state being from the future."""
+        """Counters that started again from nothing, because their state was from the future."""
         self.rule_loads: Counter[str] = Counter()
         """Loads of the rules: `success`, `error` (a file or domain kept its last good version)."""
         self.http_closed: Counter[str] = Counter()
@@ -231,7 +231,7 @@ class Stats:
         """Pauses in which a gRPC client was not read from: `unhandled` (too much of it waited to be
         handled), `unread` (it did not take its answers)."""
         self.tls_reloads: Counter[str] = Counter()
-        """Changed TLS files that were read anew: `success`, `error` (the old ones' content stays
+        """Changed TLS files that were read again: `success`, `error` (the old ones' content stays
         in force)."""
         self.decision_log: Counter[str] = Counter()
         """Decisions that were written to the decision log, or dropped: `written`, `dropped_busy`

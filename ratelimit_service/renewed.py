@@ -1,4 +1,4 @@
-"""What is read from files and read anew when they change, such as certificates.
+"""What is read from files, and read again when they change, such as certificates.
 
 What is bad does not come into force: the last good value stays, and log, health and metric say
 so. Files are looked at every second: that sees edits, files that are put in the place of others
@@ -70,7 +70,7 @@ class Renewed(Generic[_Value]):
                 self._bugs.note(f"{self._component}: files could not be read anew", error)
 
     async def look(self) -> None:
-        """Reads anew what has changed since it was read, and is not just changing.
+        """Reads again what has changed since it was read, and is not just changing.
 
         Files that differ from one look to the next may be half written, or one of a pair may
         still be the old one. They are read once two looks have found the same.

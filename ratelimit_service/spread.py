@@ -98,7 +98,7 @@ class SpreadList(Sequence[_V]):
 
     def __init__(self, items: Iterable[_V] = ()) -> None:
         self.parts: list[list[_V]] = []
-        """Each of `LARGE` items, but for the last one."""
+        """Each has `LARGE` items; the last may have fewer."""
         self._size = 0
         for item in items:
             self.append(item)
@@ -136,7 +136,7 @@ class SpreadList(Sequence[_V]):
 
 
 class SpreadTuple(Sequence[_V]):
-    """A tuple for large numbers of items, in parts of `IN_PART` items but for the last one."""
+    """A tuple for many items, in parts of `IN_PART` items; the last may have fewer."""
 
     __slots__ = ("parts",)
 

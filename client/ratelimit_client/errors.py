@@ -1,4 +1,4 @@
-"""The errors this package raises, but for a denial (`model`), which carries the answer.
+"""The errors this package raises, except a denial (`model`), which carries the answer.
 
 Each text is for the person who reads it.
 """

@@ -228,7 +228,7 @@ def _changed(
 
 
 def _less(now: int, before: int) -> int:
-    """How many more; counts that began anew count from 0."""
+    """How many more; a count that is smaller than before has begun again from 0."""
     return now - before if now >= before else now
 
 

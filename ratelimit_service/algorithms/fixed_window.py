@@ -1,4 +1,4 @@
-"""fixed_window: a count that starts anew with every window.
+"""fixed_window: a count that starts at 0 again with every window.
 
 Windows begin at the multiples of their length since the Unix epoch, on a calendar, or with the
 first hit after the one before is over. The state is one integer: the window's number modulo

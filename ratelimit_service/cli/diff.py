@@ -26,7 +26,7 @@ def diff(old: str, new: str, shape: str) -> int:
 
     OLD and NEW are rule files, directories, or revisions of git: HEAD~1:rules, or main, which
     takes the path of the other side; if OLD had nothing there, all rules are new. Told are rules
-    that come, go, get tighter or looser, with both numbers; counters that start anew, and why; and
+    that come, go, get tighter or looser, with both numbers; counters that start again, and why; and
     callers who would meet another rule.
     Comments, files, lines, and order by itself are never told, nor is what has ended (valid_until).
 

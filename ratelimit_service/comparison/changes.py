@@ -55,7 +55,7 @@ class Callers:
 class Change:
     """What becomes of one rule, of a whole domain (`path` is ""), or of callers.
 
-    `anew` are the reasons for which counters of the rule start anew; each is a sentence.
+    `anew` says why counters of the rule start again from nothing: each reason is a sentence.
     """
 
     kind: ChangeKind

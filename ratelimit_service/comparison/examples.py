@@ -20,10 +20,10 @@ from ratelimit_service.rules.tree import Level, Node
 __all__ = ["Meeting", "meetings", "sample"]
 
 _ANY = ("any", "other", "x", "1", "~")
-"""Values that hardly anybody names, the most telling first."""
+"""Values that rules rarely name, the easiest to read first."""
 
 _ADDRESSES = ("198.51.100.7", "2001:db8:7::7")
-"""Addresses that hardly anybody names: a pattern may take the network that a group makes of one."""
+"""Addresses that rules rarely name: a pattern may take the network that a group makes of one."""
 
 _PARTS_OF_ADDRESSES = ("0.0.1", "0.1", ":1", "10.0.0", "2001:db8:")
 """What makes addresses of patterns such as `10.*`, `10.0.*`, `2001:db8:*` and `*.1`."""
@@ -117,7 +117,7 @@ def _of_pairs(matchers: Sequence[Matcher]) -> Iterator[str]:
 
 
 def _written_otherwise(address: IPAddress) -> str:
-    """As hardly anybody writes an address: only who groups it sees that it is the same."""
+    """An unusual spelling of an address: only a rule that groups addresses reads it as the same."""
     if address.family == 4:
         return f"::ffff:{address.text}"
     digits = f"{address.number:032x}"

@@ -54,7 +54,7 @@ def details(old: PlacedRule, new: PlacedRule) -> tuple[Detail, ...]:
 
 
 def why_anew(old: PlacedRule, new: PlacedRule) -> Iterator[str]:
-    """Why counters of limits that go on start anew, each reason once."""
+    """Why counters start again from nothing although their limits stay, each reason once."""
     pairs, gone, come = _paired(old.rule.limits, new.rule.limits)
     was, now = shared_places(old.way), shared_places(new.way)
     if pairs and was != now:

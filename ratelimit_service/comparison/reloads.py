@@ -57,7 +57,7 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
 
 
 def _kept(old: PlacedRule, new: PlacedRule) -> bool:
-    """Whether nothing on the way to a rule was read anew."""
+    """Whether nothing on the way to a rule was read again."""
     return all(one is other for one, other in zip(old.way, new.way, strict=True))
 
 

@@ -25,7 +25,7 @@ from ratelimit_service.stores.keys import CounterNames
 __all__ = ["Compiler"]
 
 _MOST_SHARED: Final = 1_000
-"""So many limits and rules that differ are shared; beyond that sharing begins anew."""
+"""So many different limits and rules are kept to be shared; then all of them are forgotten."""
 
 
 class Compiler:
@@ -53,7 +53,7 @@ class Compiler:
         """What was in such tables for earlier snapshots. To free it at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
-        """Starts anew if this is another snapshot than the last."""
+        """Forgets what it has compiled, if this is another snapshot than the last."""
         if snapshot.number != self._snapshot:
             self._snapshot = snapshot.number
             self._minute = snapshot.minute

@@ -74,7 +74,7 @@ class OtlpMetrics:
             assert isinstance(before, list)  # noqa: S101 -- the same metric
             return [now - then for now, then in zip(number, before, strict=True)]
         assert not isinstance(before, list)  # noqa: S101 -- the same metric
-        if number < before:  # a rule of this name was gone meanwhile: it counts anew
+        if number < before:  # a rule of this name was gone meanwhile: it counts from 0 again
             del self._before[metric.name, labels]
             return number
         return number - before

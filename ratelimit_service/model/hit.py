@@ -77,7 +77,7 @@ class Outcome:
         charged: int | None = None,
         local: bool | None = None,
     ) -> Outcome:
-        """The same, but for what is given."""
+        """The same outcome, except for what is given."""
         return Outcome(
             self.over,
             self.remaining if remaining is None else remaining,
@@ -100,5 +100,5 @@ class Outcome:
 
 
 new_tuple: Final = tuple.__new__
-"""Makes a named tuple of its class and the tuple of all of its fields, at half the price of a call
-with as many. Only steps have a shorter name for it, as every algorithm ends with one."""
+"""Makes a named tuple from its class and a tuple of all its fields. It costs half as much as a call
+of the class. For steps there is `step`, which names the class already."""

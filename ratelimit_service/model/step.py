@@ -40,7 +40,7 @@ class Step(NamedTuple):
     did not pass would: if they never can, one window, or for buckets until they are as new.
     `counted` is how many hits `state` holds more (charge) or less (refund) than before.
     `damaged`: the state came from further in the future than a clock steps back, and the
-    counter started anew.
+    counter started again from nothing.
     """
 
     passed: bool

@@ -1,4 +1,4 @@
-"""What is allowed in rules and yet is hardly meant: hints, which `lint` says and `serve` does not.
+"""Hints about what rules may say, but is rarely meant: `lint` gives them, and `serve` does not.
 
 What must not live here: what is wrong (`schema`, `limits`).
 """
@@ -24,7 +24,7 @@ from ratelimit_service.rules.tree import Node, Rule
 __all__ = ["advice"]
 
 _REGEX = re.compile(r"^\^|\$$|\.\+|(?:^|/)\.\*|\\[dwsb]|\[[a-zA-Z0-9]-|\([^()]*\|")
-"""What stands in regular expressions, and hardly ever in values."""
+"""What stands in regular expressions, and rarely in values."""
 
 _SHOWN_NETWORKS = 2
 

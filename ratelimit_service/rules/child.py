@@ -41,7 +41,7 @@ _REPORTS = 100
 """What is to be said of so many files is read at once; a problem is like a file."""
 
 _COLLECTS = 16
-"""After so many builds a child that stays looks for garbage: there is hardly any."""
+"""After so many builds a child that stays looks for garbage. There is little of it."""
 
 
 class Builder:

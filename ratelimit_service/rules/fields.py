@@ -117,7 +117,7 @@ class Fields:
         return result
 
     def like(self, kind: type[_T]) -> _T | None:
-        """What another mapping has come to that says the same, but for what names it."""
+        """What was made of another mapping that differs from this one only in key and value."""
         like = self._reader.like(self._node)
         return like if isinstance(like, kind) else None
 

@@ -224,7 +224,7 @@ class Rules:
                     self._source.judged(found, {"": [problem]})
 
     def leave(self) -> Left | None:
-        """What the next program of this process is to begin with; None if it reads it anew."""
+        """Rules that the next program of this process starts with; None if it reads them itself."""
         if not (self._source.leaves and self.begun):
             return None
         return {name: data.decode() for name, (_, data) in self._accepted.items()}

@@ -35,16 +35,16 @@ class ForeignMark(yaml.Mark):
 
 
 class ReadNode(yaml.MappingNode):
-    """A mapping that keeps what it has come to, for who reads the same again."""
+    """A mapping that keeps its result, for when the same text is read again."""
 
     result: object | None = None
-    """What it has come to, if nothing is to be said of it."""
+    """What was made of it, if it has no problem."""
     visited = 0
-    """How many values that took."""
+    """How many values were read for that."""
     like: object | None = None
-    """What another one has come to that says the same, but for what names it."""
+    """What was made of another mapping that differs from this one only in key and value."""
     keeps = True
-    """Whether nothing was to be said of it before it was read."""
+    """Whether no problem of it was known before it was read."""
 
 
 class Unreadable(Exception):  # noqa: N818 -- no error of its own: its problem is noted already
@@ -105,14 +105,14 @@ class Reader:
             node.result, node.visited = result, self._visited - visited + len(node.value)
 
     def kept(self, node: yaml.Node) -> object | None:
-        """What a mapping has come to before; None if it is to be read."""
+        """What was made of a mapping before; None if it is to be read."""
         if not isinstance(node, ReadNode) or node.result is None:
             return None
         self._visited += node.visited - len(node.value)
         return node.result
 
     def like(self, node: yaml.Node) -> object | None:
-        """What another mapping has come to that says the same, but for what names it."""
+        """What was made of another mapping that differs from this one only in key and value."""
         if not isinstance(node, ReadNode) or node.like is None:
             return None
         self._visited += node.visited - len(node.value)

@@ -92,7 +92,7 @@ rule stand. It is no class of its own, as to read that takes twice as long."""
 
 
 class _Alike(NamedTuple):
-    """Nodes like that of the last `_Leaf`, but for their names."""
+    """Nodes that differ from that of the last `_Leaf` only in their names."""
 
     names: tuple[_Name, ...]
     weight: int
@@ -213,7 +213,7 @@ def _name(node: Node) -> _Name:
 
 
 def _are_alike(one: Node, other: Node) -> bool:
-    """Whether nodes, those of lists too, are the same but for what `_name` tells of them."""
+    """Whether nodes, also those of lists, differ only in what `_name` tells of them."""
     rule, policy, matcher = one.rule, other.rule, other.matcher
     if rule is None or policy is None or rule.limits is not policy.limits:
         return False

@@ -56,7 +56,7 @@ _RULES = b', "rules": '
 
 
 class _Was(NamedTuple):
-    """A descriptor as it was read: what it says but for key and value, and what came of it."""
+    """A descriptor as it was read: its text without key and value, and what was made of it."""
 
     text: str
     node: ReadNode

@@ -161,7 +161,7 @@ def _shard_by(root: Fields) -> ShardBy | None:
 
 
 def _advise_on_no_rules(root: Fields) -> None:
-    """A file may do without rules, but is hardly meant to if it says nothing else."""
+    """A file may have no rules. If it says nothing else either, that is rarely meant."""
     root.advise_if_empty("descriptors", "this file limits nothing: write some")
     if "descriptors" not in root and not root.given("shard_by"):
         root.advise("empty", "there are no descriptors, so this file limits nothing: write some")
@@ -359,9 +359,9 @@ class _Language:
 
 
 def alike(result: object) -> bool:
-    """Whether a descriptor would come to the same with any other key and value, but for these.
+    """Whether a descriptor with another key or value would give the same node under that name.
 
-    The value must hold no `*`, and be given where this one's is.
+    The other value must hold no `*`. It must be given where this one's is, and left out where not.
     """
     return isinstance(result, Node) and result.matcher is None and result.children is None
 

@@ -52,7 +52,7 @@ class RuleSource(ABC):
     """What people call it, as `--rules` names it."""
 
     leaves = False
-    """Whether what was good is handed to the next program of this process, instead of read anew."""
+    """Whether good rules are handed to the next program of this process, so that it reads none."""
 
     changes_often = False
     """Whether rules change all the time, so that the process that builds them stays."""

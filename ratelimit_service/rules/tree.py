@@ -290,9 +290,9 @@ class Level:
         return cls(nodes, {}, {}, {})
 
     def parts(self) -> Iterator[object]:
-        """The parts of what is large, but for the nodes themselves.
+        """The parts of all large tables, but not the nodes themselves.
 
-        Who holds these can drop the level first, and then one part at a time.
+        A caller that holds the parts can drop the level first, and then one part at a time.
         """
         yield from parts_of(self.exact)
         for nodes in self.exact.values():

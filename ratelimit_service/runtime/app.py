@@ -57,7 +57,7 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
 def check(settings: Settings) -> Rules:
     """The rules that `serve` would start with; opens no port and connects to nothing.
 
-    Raises RateLimitError if it would fail, but for ports that others have.
+    Raises RateLimitError if `serve` would fail. It does not see that a port is taken by others.
     """
     niceness = max(os.getpriority(os.PRIO_PROCESS, 0), _CHECK_NICENESS)
     os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -166,7 +166,7 @@ class DecisionFeed:
             wanted = [place for place in denied if self._wants(self._denied)]
         allowed = size - len(denied)
         if allowed <= self._passed_over:
-            # Most are allowed, and of these hardly any is written down: so they are not looked at.
+            # Most are allowed, and few of these are written down. So they are not looked at.
             self._passed_over -= allowed
             return wanted
         others = set(range(size)).difference(denied)

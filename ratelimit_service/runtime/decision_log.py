@@ -126,7 +126,7 @@ class DecisionLogFile:
 
 
 class Stdout:
-    """Standard output, or a copy of it. A slow reader holds up nobody but the writer."""
+    """Standard output, or a copy of it. A slow reader holds up only the writer."""
 
     def __init__(self, file: int) -> None:
         """`file` is its descriptor, -1 if it is closed."""

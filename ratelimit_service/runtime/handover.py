@@ -32,7 +32,7 @@ class Handover(TypedDict):
     admin: NotRequired[list[int]]
     """That of the admin listener. Older versions leave none."""
     rules: NotRequired[dict[str, str] | None]
-    """What was last accepted of a source that sends rules, by name; None if they are read anew."""
+    """The last good rules of a source that sends rules, by name; None if they are read again."""
     restarts: int
     ended: bool
     """Whether the service was told to end before this was written."""

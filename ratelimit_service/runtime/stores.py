@@ -32,9 +32,9 @@ class Opened(NamedTuple):
 
     `live_counters` is how many counters this process has in memory, None if they are elsewhere.
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
-    stand, `forget` lets them start anew. Overrides are `kept` there. On the `board` processes leave
-    records for each other. Rules have `queues` there for denied requests. `shard_states` says how
-    the store's servers stand, if it has any.
+    stand, `forget` lets them start again from nothing. Overrides are `kept` there. On the `board`
+    processes leave records for each other. Rules have `queues` there for denied requests.
+    `shard_states` says how the store's servers stand, if it has any.
     """
 
     store: Store

@@ -283,7 +283,7 @@ class WorkerProcess:
 
 
 def worker_command(*, beside: bool) -> list[str]:
-    """What starts a worker, but for its descriptors."""
+    """The command that starts a worker; its file descriptors are added to that."""
     code = "from ratelimit_service.runtime.worker import main; main()"
     if beside:
         name = "ratelimit_service.runtime.worker"

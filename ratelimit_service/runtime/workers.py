@@ -51,7 +51,8 @@ _YOUNG_SECONDS = 3.0
 """A worker that dies younger than this is started again with a pause."""
 
 _MOST_CHANGES = 2
-"""When the rules and their changes are so many times as much as the rules, all are sent anew."""
+"""Rules and their changes are kept for new workers. Once these are so many times as large as the
+rules alone, all rules are sent again."""
 
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
@@ -236,8 +237,8 @@ class Workers(AskedWorkers):
     async def tell_rules(self) -> None:
         """Sends the rules of now to all workers, also to those that start later.
 
-        What has not changed is not sent again, but for once in a while: else those that start later
-        would have more and more changes to take.
+        Usually only changes are sent. Now and then all rules are, so that workers that start later
+        do not have more and more changes to take.
         """
         snapshot = self._book.snapshot
         size = sum(len(part) for _, part in self._rules)

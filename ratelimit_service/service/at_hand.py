@@ -1,8 +1,8 @@
 """Answers at hand, for requests that come again and again while there is no time to count them.
 
 There is no time to plan them either. So the last answer to the same bytes is given again, if a
-failure policy or the local cache has given it. After a moment the cache is asked anew. Nothing that
-was counted is ever at hand. What must not live here: when there is no time.
+failure policy or the local cache has given it. After a moment the cache is asked again. An answer
+to a request that was counted is never at hand. What must not live here: when there is no time.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Service:
         batch.asked = asked
         batch.hurried = hurried
         charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
-        if len(charged) < len(asked):  # hardly ever
+        if len(charged) < len(asked):  # rare
             batch.places = places = [
                 place for place, one in enumerate(asked) if isinstance(one, Asked) and one.hits
             ]

@@ -1,10 +1,10 @@
 """Overrides in the way of a request: which are in force here, and what they make of its plan.
 
-A plan of the rules is remembered as ever. While no override takes its request it says so itself
-(`Asked.untouched`), and nothing is looked up here. A request that some override takes is looked up
-here, by its bytes. So a change of overrides costs the plans of the rules nothing, and of what is
-known of requests only what is of the same domain. What must not live here: where overrides are kept
-(`stores`), and what they make of a plan (`limiter.steer`).
+A plan of the rules is remembered as always. While no override takes its request the plan says so
+itself (`Asked.untouched`), and nothing is looked up here. A request that some override takes is
+looked up here, by its bytes. So a change of overrides drops no plan of the rules. What is known of
+requests is dropped for the domains of the changed overrides only. What must not live here: where
+overrides are kept (`stores`), and what they make of a plan (`limiter.steer`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Steered", "Steering"]
 _REMEMBERED: Final = 1 << 14
 _NEVER_US: Final = 1 << 62
 _MOST_DOMAINS: Final = 4_096
-"""So many domains are known to have untouched requests; then all this is found out anew."""
+"""So many domains are known to have untouched requests; then all that is found out again."""
 
 _SHORTEST: Final = 4
 """Bytes of a request that has a domain and a descriptor."""

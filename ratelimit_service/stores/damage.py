@@ -1,4 +1,4 @@
-"""Counters that start anew because their state is impossible: counted, and logged now and then."""
+"""Counters that start again because their state is impossible: counted, and logged now and then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Damage:
         self._said_us: int | None = None
 
     def note(self, count: int, example: bytes) -> None:
-        """Counts counters that started anew; `example` is the key of one of them."""
+        """Counts counters that started again from nothing; `example` is the key of one of them."""
         self._stats.damaged += count
         now = elapsed_us()
         if self._said_us is None or now - self._said_us > _SAID_EVERY_US:

@@ -321,7 +321,7 @@ class MemoryStore(CounterTables):
         return found
 
     async def forget(self, hits: Sequence[Hit]) -> None:
-        """Lets these counters start anew."""
+        """Lets these counters start again from nothing."""
         for hit in hits:
             counter = self._table(hit.key).pop(hit.key, None)
             if counter is not None:

@@ -116,7 +116,7 @@ def _text(overrides: Iterable[Override]) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes the file anew, whole or not at all, also if the machine stops. Raises StoreError."""
+    """Replaces the file, whole or not at all, also if the machine stops. Raises StoreError."""
     beside = path.with_name(f".{path.name}.new")
     try:
         with beside.open("w") as file:

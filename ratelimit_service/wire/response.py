@@ -330,7 +330,7 @@ def _member(key: str, value: object) -> bytes:
 
 
 _short_member: Final = lru_cache(maxsize=4096, typed=True)(_member)
-"""What answers say of a limit hardly changes."""
+"""What answers say of a limit changes rarely, so its bytes are kept."""
 
 
 def _value(value: object) -> bytes:

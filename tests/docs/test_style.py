@@ -1,12 +1,14 @@
-"""Documents that can be read once: short sentences, and plain words.
+"""Documents that can be read once: short sentences, and plain words. Words in code are plain, too.
 
 CONTRIBUTING.md, "A page", says how to write, and lists the words. `make lint` runs this.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ TOP = Path(__file__).parents[2]
 PAGES = [
     *(TOP / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md")),
     *sorted((TOP / "docs").rglob("*.md")),
+]
+
+MODULES = [
+    path
+    for package in ("ratelimit_service", "client")
+    for path in sorted((TOP / package).rglob("*.py"))
+    if "generated" not in path.parts
 ]
 
 MOST_WORDS = 30
@@ -39,14 +48,16 @@ def test_sentences_are_short(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(TOP)))
 def test_words_are_plain(page: Path) -> None:
     """No page uses a word of the list in CONTRIBUTING.md that has a plainer one."""
-    plainer = plainer_words()
-    listed = re.compile(rf"\b(?:{'|'.join(map(re.escape, plainer))})\b", re.IGNORECASE)
+    assert unplain(prose(page.read_text())) == []
 
-    assert plainer
+
+def test_words_in_code_are_plain() -> None:
+    """No comment and no docstring uses such a word either."""
+    assert len(MODULES) > 300
     assert [
-        f"{page.relative_to(TOP)}:{line}: instead of {found[0]!r} write {plainer[found[0].lower()]}"
-        for line, text in prose(page.read_text())
-        for found in listed.finditer(text)
+        f"{module.relative_to(TOP)}:{problem}"
+        for module in MODULES
+        for problem in unplain(said(module))
     ] == []
 
 
@@ -58,6 +69,32 @@ def test_subjects_are_named(page: Path) -> None:
         for line, text in prose(page.read_text())
         for found in re.finditer(r"(?:^|(?<=[.:;] )|(?<=\*\*))Who [a-z][^.?!]*[.!]", text)
     ] == []
+
+
+def test_words_are_found(tmp_path: Path) -> None:
+    """A word counts in docstrings and comments, also over the end of a line, and not as a name."""
+    module = tmp_path / "module.py"
+    module.write_text(
+        '''\
+"""Begun anew."""
+
+def function(anew):
+    """Of `anew` nothing is said.
+
+    All, but
+    for one.
+    """
+    field = "hardly"
+    """Hardly used."""
+    # Nothing, as
+    # ever, is found.
+    return field  # hardly
+'''
+    )
+
+    assert [found.split(":")[0] for found in unplain(said(module))] == ["1", "4", "10", "11", "13"]
+    assert unplain([(7, "Hardly ever.")]) == ["7: instead of 'Hardly' write rarely"]
+    assert unplain(prose("Done\nanew, as `lest` is code.")) == ["1: instead of 'anew' write again"]
 
 
 def test_prose_is_found() -> None:
@@ -128,6 +165,40 @@ def _lines(found: re.Match[str]) -> str:
 
 def _read(text: str) -> str:
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "CODE", text))
+
+
+def said(module: Path) -> Iterator[tuple[int, str]]:
+    """Each docstring of a module and each block of comments, with its first line."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, _read(" ".join(text.split()))
+    first = last = 0
+    block: list[str] = []
+    with module.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                alone = token.line.lstrip().startswith("#")
+                if block and not (alone and token.start[0] == last + 1):
+                    yield first, _read(" ".join(block))
+                    block = []
+                first = first if block else token.start[0]
+                last = token.start[0]
+                block.append(token.string.lstrip("# "))
+    if block:
+        yield first, _read(" ".join(block))
+
+
+def unplain(texts: Iterable[tuple[int, str]]) -> list[str]:
+    """The lines with words of the list in CONTRIBUTING.md, and what to write instead."""
+    plainer = plainer_words()
+    assert plainer
+    listed = re.compile(rf"\b(?:{'|'.join(map(re.escape, plainer))})\b", re.IGNORECASE)
+    return [
+        f"{line}: instead of {found[0]!r} write {plainer[found[0].lower()]}"
+        for line, text in texts
+        for found in listed.finditer(text)
+    ]
 
 
 def plainer_words() -> dict[str, str]:

@@ -32,7 +32,7 @@ class RequestMetadata:
         return True
 
     def add(self, told: Told, said: Said) -> None:
-        """Built anew for each answer."""
+        """Built again for each answer."""
         if told.request is not None:
             said.metadata |= _metadata(told.request, told.plans, told.statuses())
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 __all__ = ["Automaton", "BadPatternError", "CompiledPattern", "available", "compiled"]
 
 _PATTERN_BYTES: Final = 1 << 20
-"""What the states of one pattern may take; beyond that they start anew."""
+"""The memory that the states of one pattern may take; beyond it RE2 drops them and starts again."""
 
 
 class BadPatternError(ValueError):

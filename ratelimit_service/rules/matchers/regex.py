@@ -33,7 +33,7 @@ _MOST_WORK: Final = 400_000
 """Instructions times bytes, at most, that are spent on a value: each takes some nanoseconds."""
 
 _MOST_BYTES: Final = 64 << 20
-"""What the states of all patterns of a level may take; beyond that they start anew."""
+"""The memory that the states of all patterns of a level may take; beyond it RE2 drops them."""
 
 _BUILDING: Final = 200
 """What it takes to build one instruction, in the unit of `_MOST_WORK`."""
@@ -118,7 +118,7 @@ class _Together(Index):
         size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
         work = size * self._most
         if work > _MOST_WORK:
-            return ()  # it would hold up all others: in the worst case each byte costs anew
+            return ()  # it would hold up all others: at worst each byte runs all instructions
         if not EFFORT.bounded:
             return _search(self._asked(value), value)
         found = EFFORT.found.get((self, value))

@@ -40,7 +40,7 @@ class Deciding:
     `snapshot` gives the rules that hold now. `live_counters` is how many counters this process has
     in memory, None if they are elsewhere. `shard_of` says which server has a hit's counter, "" if
     none has. `look_at` tells how counters stand, past any local cache, and `forget` lets them start
-    anew (it raises StoreError). `overrides` are those in force. `tail` knows the latest denials,
+    again (it raises StoreError). `overrides` are those in force. `tail` knows the latest denials,
     and `history` callers, unless nobody wants that. `queues` are those of rules, None where
     counters are in memory. `shard_states` says how the store's servers stand, if it has any.
     """

@@ -6,7 +6,7 @@
 * `override`: adds one, about `kind`, `domain`, `descriptor`, `requests` or `hits`, `limit`,
   `for_seconds` or `until`, `reason`.
 * `remove_override`: ends one by its `id`, or those of a `kind` for a `domain` and a `descriptor`.
-* `reset`: lets the counters of a `domain` and a `descriptor` start anew, or of one `limit` there.
+* `reset`: sets the counters of a `domain` and a `descriptor` to nothing, or of one `limit` there.
 * `audit`: the last changes, `most` of them but some at a time: those behind the `place` that the
   answer before has named (`after`).
 

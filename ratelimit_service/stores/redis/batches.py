@@ -115,7 +115,8 @@ class Batches:
         What has less time left is not sent: it would be counted in vain, and keep others waiting.
         """
         self._idle_us = 0
-        """Since when nothing is under way, if so, less the time that was used to forget."""
+        """Since when nothing is under way. `_reply_us` is halved for each `_FORGOTTEN_US` of that,
+        and this moves on by as much, so that no time counts twice."""
         self._full = _FIRST_FULL
         """How many requests went out together last, when there were more than fitted."""
         self._by_age = False
@@ -136,7 +137,7 @@ class Batches:
 
     @property
     def waiting(self) -> int:
-        """How many batches are not sent yet, also for want of a server."""
+        """How many batches are not sent yet, also those for which there is no server."""
         return sum(map(len, self._queues)) + len(self._held)
 
     def wait_us(self, rank: int) -> int:
@@ -365,7 +366,7 @@ class Batches:
         reply: Reply,
     ) -> None:
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
-            # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
+            # Redis has lost its scripts (SCRIPT FLUSH, a restart). EVAL brings this one back.
             self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
         now_us = elapsed_us()
@@ -449,7 +450,7 @@ class Batches:
         if error.startswith(_TO_BE_LEFT):
             connection.close(
                 f"it answers {connection.shown(reply):.100}"
-            )  # the new connection asks anew who the master is
+            )  # the new connection asks again which server is the master
         for batch, indexes in remaining:
             whole = len(indexes) == len(batch.requests)
             if batch.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):

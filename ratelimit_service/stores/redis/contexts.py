@@ -1,4 +1,4 @@
-"""TLS of connections to Redis: certificates are read from files, and anew when these change."""
+"""TLS of connections to Redis: certificates are read from files, and again when these change."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _MOST_SHOWN: Final = 200
 """Characters of what is wrong with one: it may repeat all of it."""
 
 _MOST_READS: Final = 3
-"""So often they are read anew if they change meanwhile; what comes later is seen the next time."""
+"""They are read at most so often if they change meanwhile; later changes are seen the next time."""
 
 _MOST_ATTEMPTS: Final = 30
 _AGAIN_SECONDS: Final = 0.1
@@ -302,7 +302,7 @@ class OverridesInRedis:
         return True
 
     async def _read_all(self, name: str, stamp: int) -> None:
-        """Reads a copy, whose stamp is known; anew if it changes meanwhile."""
+        """Reads a copy, whose stamp is known; reads it again if it changes meanwhile."""
         for _ in range(_MOST_READS):
             found = await self._found_at(name)
             before, stamp = stamp, await self._stamp_at(name)

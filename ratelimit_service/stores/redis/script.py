@@ -273,7 +273,7 @@ class ScriptReply(NamedTuple):
     outcomes: list[Outcomes]
     """One for each hit of each request; None if the hit came after its deadline."""
     damaged: list[bytes]
-    """The keys of counters that started anew, because their state was impossible."""
+    """The keys of counters that started again from nothing, because their state was impossible."""
     late: bool
     """Whether any hit came after its deadline."""
     within: bool

@@ -303,7 +303,7 @@ class Server:
             wait = min(2 * wait, longest)
 
     async def _read_time(self, connection: RedisConnection) -> None:
-        """Learns the server's clock anew, because this may be another server than before."""
+        """Learns the server's clock again, because this may be another server than before."""
         sent_us = elapsed_us()
         reply = await connection.call("TIME")
         self._ahead_us = None

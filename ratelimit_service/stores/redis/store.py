@@ -173,9 +173,9 @@ class RedisStore:
         return await self._command(lambda _: (named, 0), hit, command)
 
     async def forget(self, hits: Sequence[Hit]) -> None:
-        """Lets these counters start anew, each atomically. Raises StoreError.
+        """Lets these counters start again from nothing, each atomically.
 
-        Then those before the one that could not be reached have started anew.
+        Raises StoreError at the first one that cannot be reached; those before it have been reset.
         """
         for hit in hits:
             await self._command(self._find, hit, ("DEL", self.key(hit.key)))

@@ -82,7 +82,7 @@ class Topology(Protocol):
         """As `find`, for each of many hits."""
 
     def follow(self, shard: Shard, error: str, /) -> Shard | None:
-        """Hears that a server has sent a command elsewhere: homes are to be looked up anew.
+        """Hears that a server has sent a command elsewhere: homes are to be looked up again.
 
         Returns the server that takes the command already, if it is told ASKING first.
         """

@@ -45,7 +45,7 @@ _TAG: Final = b"\x12"
 """What stands in front of each descriptor of a request, and of each entry's value."""
 
 _ENOUGH: Final = 16
-"""So many calls are a batch of their own: others would hardly make them cheaper."""
+"""So many calls are a batch of their own: with more of them each would cost little less."""
 
 _MANY: Final = 32
 """A call that is worth more usual ones is planned in a turn of its own, and counted in another."""

@@ -10,9 +10,9 @@ with room. What must not live here: what happens when a budget is spent (`accoun
 Callers that give up are no attackers. Envoy cancels a call after its timeout, and while something
 hangs it cancels all that are under way, 4,000 at most. One costs 20 us if its headers are known,
 some 80 us if they are not; so all of them cost no more than SAVED_US, which a connection has after
-3,200 answered calls. After that an answered call makes up for a cancelled one, and calls that we
-refuse for want of time count as answered. Whoever opens streams only to reset them has
-nothing saved: the budget is gone after 1,000 of the cheapest, or 64 of the dearest.
+3,200 answered calls. After that an answered call makes up for a cancelled one. A call that we
+refuse because there is no time for it counts as answered. A client that opens streams only to reset
+them has nothing saved: the budget is gone after 1,000 of the cheapest, or 64 of the dearest.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ MAX_STREAMS: Final = 4_000
 sends them in order when others end. Then they are old, and that cannot be seen here: in a flood all
 would be counted too late. So these are as many as come in the 20 ms that callers wait, at
 200,000 calls a second on one connection. Each has a place for its answer while windows hold that
-back: what is decided is not taken back for want of one."""
+back, so no decision is taken back because there is no place."""
 
 MAX_WATCHES: Final = 32
 """Calls on one connection that wait for changes of health. Each is a task of its own."""

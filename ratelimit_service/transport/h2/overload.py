@@ -83,7 +83,8 @@ _RESTED: Final = 30
 again. One that is late rests longer, but less than until what comes meanwhile is too old."""
 
 _LEEWAY: Final = 10
-"""By this part of the patience."""
+"""A late client is read from so much earlier, in percent of its callers' patience, than it would be
+too late for what has come since."""
 
 _CALM: Final = 40
 _CALM_VISITS: Final = 8

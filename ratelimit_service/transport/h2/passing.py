@@ -49,7 +49,7 @@ _SHORT_WEIGHT: Final = 4
 _STREAM_BYTES: Final = 4
 _LENGTH_BYTES: Final = 2
 _DATA_HEAD: Final = struct.Struct(">HHI")
-"""The head of a DATA frame, but for the high byte of its length."""
+"""The head of a DATA frame, without the high byte of its length."""
 
 _HEADS_BYTES: Final = 2 * FRAME_HEAD_BYTES
 _frame: Final = struct.Struct(">BHHI").unpack_from
