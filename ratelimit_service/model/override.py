@@ -1,7 +1,7 @@
 """What an operator decides for some callers, in place of the rules: an override.
 
-Which overrides take a descriptor, and which of them come first, is in `limiter/steer`; where they
-are kept is in `stores`. What must not live here: rules, plans, stores.
+Which overrides take a descriptor, and which of them come first, is in `limiter/overrides`; where
+they are kept is in `stores`. What must not live here: rules, plans, stores.
 """
 
 from __future__ import annotations

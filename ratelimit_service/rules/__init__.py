@@ -1,1 +1,1 @@
-"""The rule files: read, checked, merged and matched. The only package that knows YAML."""
+"""The rule files: read, checked, merged and matched. No other package knows their YAML."""

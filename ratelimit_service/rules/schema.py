@@ -1,7 +1,7 @@
 """The rule language: from a file's bytes to nodes, or to everything that is wrong with them.
 
-What YAML is made of is `reader`'s business, which keys there are `language`'s, what stands in
-a limit `limits`'; merging files and looking things up live in `load` and `match`.
+What YAML is made of is `reader`'s business. Which keys there are is `language`'s, and what stands
+in a limit is `limits`'. Files are merged in `build`, and rules are looked up in `match`.
 """
 
 from __future__ import annotations

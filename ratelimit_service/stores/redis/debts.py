@@ -1,7 +1,7 @@
 """What this process has counted while a server was away, and how the server hears of it.
 
 The server is told one batch at a time, until it has counted everything or the windows are over.
-What must not live here: connections, script calls, and whether the server is well (`shard`).
+What must not live here: connections, script calls, and whether the server is well (`server`).
 """
 
 from __future__ import annotations
