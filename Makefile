@@ -55,7 +55,7 @@ lint: $(VENV)/.developing
 	@$(BIN)/ratelimit lint rules
 	@$(SPHINX) --builder dummy docs $(SITE)/check
 	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py tests/docs/test_words.py tests/docs/test_style.py \
-		tests/test_compiled.py
+		tests/docs/test_leftovers.py tests/test_compiled.py
 
 format: $(VENV)/.developing
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -59,10 +59,6 @@ class AdminClient:
         """Has a route change something. Raises RateLimitError."""
         return self._asked("POST", path, body or {})
 
-    def delete(self, path: str, body: Mapping[str, object] | None = None) -> object:
-        """Has a route remove something. Raises RateLimitError."""
-        return self._asked("DELETE", path, body or {})
-
     def _asked(self, method: str, path: str, body: Mapping[str, object] | None = None) -> object:
         address = self.place.address
         headers = {"Host": "localhost"} if self._path is not None else {}

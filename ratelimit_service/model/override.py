@@ -40,7 +40,6 @@ MAX_PATTERNS: Final = 1_000
 FORMAT: Final = 1
 """The version of what `Override.fields` says."""
 
-_PAIR: Final = 2
 _MOST_ENTRIES: Final = 32
 _MOST_CHARACTERS: Final = 1_024
 """Of one key, value or name."""

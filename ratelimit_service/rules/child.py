@@ -31,7 +31,7 @@ from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import Domain, Level, TalliesOf
 from ratelimit_service.slices import stepwise
 
-__all__ = ["Builder", "build_in_child", "main"]
+__all__ = ["Builder", "main"]
 
 _MAX_SECONDS = 120.0
 _NICENESS = 10
@@ -78,11 +78,6 @@ class Builder:
         if self._child is not None:
             self._child.end()
             self._child, self._former = None, {}
-
-
-async def build_in_child(versions: Sequence[Version], tallies: TalliesOf, *, strict: bool) -> Built:
-    """Builds once, in a process that then ends. Raises as `Builder.build`."""
-    return await Builder().build(versions, tallies, strict=strict)
 
 
 class _Child:

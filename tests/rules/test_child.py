@@ -13,7 +13,7 @@ from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats, Tallies
 from ratelimit_service.rules.build import MOST_TOLD, Version, build
-from ratelimit_service.rules.child import build_in_child
+from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.tree import Rule, Snapshot, walk
@@ -84,7 +84,7 @@ async def test_the_same_in_another_process() -> None:
         return tallies.setdefault((domain, path), Tallies(domain, path))
 
     expected = build(VERSIONS, tallies_of, strict=False)
-    built = await build_in_child(VERSIONS, tallies_of, strict=False)
+    built = await Builder().build(VERSIONS, tallies_of, strict=False)
 
     assert built._replace(domains={}) == expected._replace(domains={})
     assert list(built.domains) == list(expected.domains)
@@ -118,7 +118,7 @@ async def test_child_that_fails(
     monkeypatch.setattr(sys, "executable", program)
 
     with pytest.raises(RulesError, match=f"the process that reads the rules {message}"):
-        await build_in_child(VERSIONS, Tallies, strict=False)
+        await Builder().build(VERSIONS, Tallies, strict=False)
 
 
 async def test_failed_reload_changes_nothing(

@@ -58,14 +58,9 @@ from ratelimit_service.transport.h2.streams import Methods
 
 __all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods"]
 
-_PING: Final = b"are you?"
-_WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
-
 _FRAME: Final = struct.Struct(">BHBBI")
 _frame_head: Final = _FRAME.unpack_from
 """A frame's first 9 bytes. Its length of 3 bytes is read as one high byte and a low pair."""
-
-_SETTING: Final = struct.Struct(">HI")
 
 _MESSAGE_FRAME: Final = struct.Struct(">BHBBIBI")
 _message_head: Final = _MESSAGE_FRAME.unpack_from

@@ -33,12 +33,7 @@ from ratelimit_service.transport.h2.streams import Methods, Stream
 
 __all__ = ["OK_HEADERS", "Sending"]
 
-
-_DEFAULT_TABLE_BYTES: Final = 4_096
 _FLUSHED_AT_ONCE: Final = 16
-_CLOSED_REMEMBERED: Final = 256
-_LAST_CALL: Final = b"lastcall"
-_LAST_ROUND: Final = b"all over"
 
 OK_HEADERS: Final = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK_TRAILERS: Final = literal(b"grpc-status", b"0")
