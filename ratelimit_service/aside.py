@@ -18,9 +18,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final, TypeVar
 
-__all__ = ["aside", "imported"]
+__all__ = ["NICENESS", "aside", "imported"]
 
-_NICENESS: Final = 10
+NICENESS: Final = 10
+"""How nice threads and processes are whose work decisions must not wait for."""
 
 T = TypeVar("T")
 
@@ -54,5 +55,5 @@ def _give_way() -> None:
     """Elsewhere than on Linux niceness is the whole process's, so nothing gives way there."""
     if sys.platform == "linux":
         with suppress(OSError):
-            niceness = os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS
+            niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -23,6 +23,7 @@ import grpc
 from grpc import aio
 
 from ratelimit_service import __version__
+from ratelimit_service.aside import NICENESS
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.pipes import framed
@@ -48,8 +49,6 @@ _JITTER = 0.2
 _EARLY_SECONDS = 1.0
 """A server that has not answered for so long after the start is spoken of."""
 
-_NICENESS = 10
-"""Decisions come first, however fast a server sends rules."""
 
 _KEEPALIVE_MS = 20_000
 _MAX_DETAIL = 1 << 20
@@ -391,7 +390,7 @@ async def _main() -> None:
 
 def main() -> None:
     """The process: its task is the first line that it is told, verdicts are the others."""
-    os.nice(_NICENESS)
+    os.nice(NICENESS)  # decisions come first, however fast a server sends rules
     asyncio.run(_main())
     sys.stdout.flush()
     os._exit(0)  # at once: a thread may still write to a parent that is gone

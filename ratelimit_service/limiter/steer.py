@@ -18,7 +18,9 @@ from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.overrides import Ruling, ruling_of
 from ratelimit_service.limiter.plan import unasked
 from ratelimit_service.model import (
+    NEVER_US,
     SECOND_US,
+    WHOLE_PPM,
     Anchor,
     Calendar,
     CounterSpec,
@@ -34,8 +36,6 @@ from ratelimit_service.stores.keys import grant_key
 
 __all__ = ["SteeredPlans", "grant_end", "steer"]
 
-_WHOLE_PPM: Final = 1_000_000
-_NEVER_US: Final = 1 << 62
 _BANNED: Final = Settled([], Verdict.DENIED)
 
 
@@ -87,7 +87,7 @@ def steer(
         hits,
         [grants for each in steered for grants in each.grants],
         banned,
-        min([each.until_us for each in steered], default=_NEVER_US),
+        min([each.until_us for each in steered], default=NEVER_US),
         _BANNED if banned else unasked(found),
         _bans_end(found) if banned else None,
     )
@@ -106,14 +106,14 @@ def _bans_end(plans: Sequence[Plan]) -> int | None:
 
 
 def _untouched(planned: Plan) -> _Steered:
-    return _Steered(planned, [()] * len(planned.hits), _NEVER_US)
+    return _Steered(planned, [()] * len(planned.hits), NEVER_US)
 
 
 def _steered(
     planned: Plan, meeting: Sequence[Override], now_us: int, settings: Settings
 ) -> _Steered:
     rule = planned.rule
-    until_us = min([each.until_us for each in meeting if each.until_us is not None] or [_NEVER_US])
+    until_us = min([each.until_us for each in meeting if each.until_us is not None] or [NEVER_US])
     whole = ruling_of(meeting)
     rulings = [ruling_of(meeting, each.limit.name) for each in rule.limits] or [whole]
     ban = next((ruling for ruling in rulings if ruling.ban is not None), None)
@@ -183,7 +183,7 @@ def _changed(
         return compiled
     old = compiled.limit
     number = old.requests_per_unit if ruling.limit is None else ruling.limit.number
-    most = ALGORITHMS[old.algorithm].most * _WHOLE_PPM // (_WHOLE_PPM + old.soft_ppm)
+    most = ALGORITHMS[old.algorithm].most * WHOLE_PPM // (WHOLE_PPM + old.soft_ppm)
     number = min(number + more, most)
     burst = old.burst
     if burst is not None:  # a bucket grows and shrinks with its rate

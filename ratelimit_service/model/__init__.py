@@ -17,11 +17,12 @@ from ratelimit_service.model.answer_style import (
 from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods, zone
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
 from ratelimit_service.model.hit import Hit, Mode, Outcome, new_tuple
-from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, Limit
+from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, WHOLE_PPM, FailurePolicy, Limit
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.override import (
     MAX_OVERRIDES,
     MAX_PATTERNS,
+    NEVER_US,
     Override,
     OverrideKind,
     moment_of,
@@ -45,10 +46,12 @@ __all__ = [
     "MAX_OVERRIDES",
     "MAX_PATTERNS",
     "MINUTE_US",
+    "NEVER_US",
     "PLACEHOLDERS",
     "SECOND_US",
     "TICKS_US",
     "WEEKDAYS",
+    "WHOLE_PPM",
     "Algorithm",
     "Anchor",
     "AnswerStyle",

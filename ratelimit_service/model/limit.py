@@ -12,7 +12,7 @@ from ratelimit_service.model.network import Grouping
 from ratelimit_service.model.schedule import Schedule
 from ratelimit_service.model.unit import SECOND_US, Unit
 
-__all__ = ["MAX_ADDEND", "MAX_EXACT", "FailurePolicy", "Limit"]
+__all__ = ["MAX_ADDEND", "MAX_EXACT", "WHOLE_PPM", "FailurePolicy", "Limit"]
 
 _MOST_SCOPE: Final = 12
 _DIGEST_BYTES: Final = 9
@@ -24,6 +24,9 @@ are shorter: 285 years at most."""
 
 MAX_ADDEND: Final = 2**32 - 1
 """The most hits one request may add to one counter, and the highest limit."""
+
+WHOLE_PPM: Final = 1_000_000
+"""A whole in the unit of `Limit.soft_ppm`: so many parts of a million."""
 
 
 class FailurePolicy(StrEnum):

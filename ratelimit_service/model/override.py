@@ -21,6 +21,7 @@ __all__ = [
     "FORMAT",
     "MAX_OVERRIDES",
     "MAX_PATTERNS",
+    "NEVER_US",
     "Override",
     "OverrideKind",
     "moment_of",
@@ -36,6 +37,9 @@ MAX_OVERRIDES: Final = 10_000
 
 MAX_PATTERNS: Final = 1_000
 """How many of them may have a `*`."""
+
+NEVER_US: Final = 1 << 62
+"""A time after all others: when something ends that has no end."""
 
 FORMAT: Final = 1
 """The version of what `Override.fields` says."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.compiled import Kind
-from ratelimit_service.model import Mode
+from ratelimit_service.model import WHOLE_PPM, Mode
 from ratelimit_service.replay.use import LimitUse, RuleUse
 
 __all__ = ["Finding", "Suggestion", "findings_of", "suggestions"]
@@ -34,7 +34,6 @@ _FEWEST: Final = 10
 """With fewer callers or denials shares say nothing."""
 
 _WORDS: Final = ("no", "one", "two", "three", "four", "five")
-_WHOLE_PPM: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,8 @@ def suggestions(limit: LimitUse, place: int, use: RuleUse, percent: float) -> It
 
 def _without_soft(most: int, soft_ppm: int) -> int:
     """The smallest number that makes such a limit with its soft part."""
-    number = most * _WHOLE_PPM // (_WHOLE_PPM + soft_ppm)
-    while number + number * soft_ppm // _WHOLE_PPM < most:
+    number = most * WHOLE_PPM // (WHOLE_PPM + soft_ppm)
+    while number + number * soft_ppm // WHOLE_PPM < most:
         number += 1
     return number
 

@@ -16,6 +16,7 @@ import sys
 from asyncio import ReadTransport
 from collections.abc import Iterator, Mapping, Sequence
 
+from ratelimit_service.aside import NICENESS
 from ratelimit_service.errors import RulesError
 from ratelimit_service.observer import Tallies
 from ratelimit_service.pipes import (
@@ -34,8 +35,6 @@ from ratelimit_service.slices import stepwise
 __all__ = ["Builder", "main"]
 
 _MAX_SECONDS = 120.0
-_NICENESS = 10
-"""The child's niceness: requests matter more than rules."""
 
 _REPORTS = 100
 """What is to be said of so many files is read at once; a problem is like a file."""
@@ -163,7 +162,7 @@ def main() -> None:
     For each it writes trees, what is to be said of files, both with an empty frame behind them, and
     the rest.
     """
-    os.nice(_NICENESS)
+    os.nice(NICENESS)  # requests matter more than rules
     gc.disable()  # it makes next to no garbage
     former = Former()
     built: Mapping[str, Domain] = {}

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from ratelimit_service.aside import NICENESS
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.listening import check_possible
@@ -26,9 +27,6 @@ from ratelimit_service.telemetry.otlp import check_installed
 __all__ = ["check", "serve", "workers"]
 
 log = logging.getLogger(__name__)
-
-_CHECK_NICENESS = 10
-"""Of a check at least: a service may be deciding beside it. One that starts with it keeps it."""
 
 
 def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
@@ -59,7 +57,8 @@ def check(settings: Settings) -> Rules:
 
     Raises RateLimitError if `serve` would fail. It does not see that a port is taken by others.
     """
-    niceness = max(os.getpriority(os.PRIO_PROCESS, 0), _CHECK_NICENESS)
+    # A service may be deciding beside the check. A check that was started nicer stays so.
+    niceness = max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS)
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
     workers(settings)
     check_installed(settings)

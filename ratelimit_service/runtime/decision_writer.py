@@ -16,6 +16,7 @@ import signal
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ratelimit_service.aside import NICENESS
 from ratelimit_service.pipes import Frames, framed
 from ratelimit_service.runtime.decision_lines import DecisionLines
 from ratelimit_service.runtime.decision_log import LogConfig, Sink, sink_of
@@ -35,8 +36,6 @@ _GATHER_SECONDS: Final = 0.05
 _GATHER_BYTES: Final = 1 << 16
 """Where less has come, more is gathered for so long: each write and each word of it has a price."""
 
-_NICENESS: Final = 10
-"""The process's: decisions matter more than lines."""
 
 _IN, _OUT = 0, 1
 
@@ -124,7 +123,7 @@ def main() -> None:
     """The process: it ends when its parent hangs up and all that has come is written."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)  # they are meant for its parent
-    os.nice(_NICENESS)
+    os.nice(NICENESS)  # decisions matter more than lines
     gc.disable()  # it makes no cycles
     frames = Frames(_IN)
     first, *packets = frames.take() or [b""]

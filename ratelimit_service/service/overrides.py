@@ -16,7 +16,7 @@ from typing import Final
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import StoreError
-from ratelimit_service.model import SECOND_US, Entry, Override
+from ratelimit_service.model import NEVER_US, SECOND_US, Entry, Override
 from ratelimit_service.observer import Stats
 from ratelimit_service.service.steering import Steering
 from ratelimit_service.slices import slowly
@@ -38,8 +38,6 @@ _KEPT_US: Final = 60 * SECOND_US
 
 _FORGOTTEN_AT_ONCE: Final = 100
 """So many ended ones go with a change: where they are kept they are removed in one go."""
-
-_NEVER_US: Final = 1 << 62
 
 
 def age(override: Override) -> tuple[int, str]:
@@ -68,7 +66,7 @@ class Overrides:
         self._kinds: Counter[str] = Counter()
         self.patterns = 0
         """How many of them have a `*`."""
-        self._next_end_us = _NEVER_US
+        self._next_end_us = NEVER_US
         """None ends before."""
         self._changing = asyncio.Lock()
         self._turn = asyncio.Lock()
@@ -184,7 +182,7 @@ class Overrides:
         now = self.clock()
         if now < self._next_end_us:
             return
-        ended, next_end_us = list[Override](), _NEVER_US
+        ended, next_end_us = list[Override](), NEVER_US
         async for each in slowly(list(self._steered.values()), _COMPARED_AT_ONCE):
             if not each.holds(now):
                 ended.append(each)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
-from ratelimit_service.model import Entry, Hit, Override
+from ratelimit_service.model import NEVER_US, Entry, Hit, Override
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.asked import UNKNOWN, Asked, Untouched, banned
 from ratelimit_service.service.granting import Granting, Wish
@@ -30,7 +30,6 @@ from ratelimit_service.stores import Done, Store, Wanted
 __all__ = ["Steered", "Steering"]
 
 _REMEMBERED: Final = 1 << 14
-_NEVER_US: Final = 1 << 62
 _MOST_DOMAINS: Final = 4_096
 """So many domains are known to have untouched requests; then all that is found out again."""
 
@@ -234,7 +233,7 @@ class Steering:
         memo = self._memo
         if memo is None:
             memo = self._memo = Memo[Steered](_REMEMBERED)
-        steered = Steered(now_us, _NEVER_US)
+        steered = Steered(now_us, NEVER_US)
         entries = _entries(body, split)
         meetings = [domain.overrides.meeting(each, now_us) for each in entries]
         if any(meetings):

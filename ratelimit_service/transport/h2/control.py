@@ -21,6 +21,7 @@ from ratelimit_service.transport.h2.frames import (
     SET_PUSH,
     SET_TABLE,
     SET_WINDOW,
+    SHORT_FRAME_BYTES,
     ErrorCode,
     FrameType,
     SettingId,
@@ -135,7 +136,7 @@ class Control(Sending):
         for at, (stream_id, increment) in enumerate(updates):
             if not increment & MAX_WINDOW or (stream_id and not self._was_opened(stream_id)):
                 updates = updates[:at]
-                end = start + at * runs.SHORT_FRAME_BYTES
+                end = start + at * SHORT_FRAME_BYTES
                 break
             if not stream_id:
                 wider += increment & MAX_WINDOW

@@ -5,6 +5,7 @@ No state and no I/O.
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 from typing import Final
 
@@ -13,6 +14,7 @@ __all__ = [
     "DEFAULT_WINDOW",
     "END_HEADERS",
     "END_STREAM",
+    "FLAGS_AT",
     "FRAME_HEAD_BYTES",
     "HEADERS",
     "MAX_FRAME_SIZE",
@@ -20,8 +22,13 @@ __all__ = [
     "PADDED",
     "PREFACE",
     "PRIORITY",
+    "RESET",
     "RST_STREAM",
     "RST_STREAM_BYTES",
+    "SHORT_FRAME_BYTES",
+    "STREAM_AT",
+    "UPDATE",
+    "WHOLE_HEADERS",
     "WINDOW_UPDATE",
     "WINDOW_UPDATE_BYTES",
     "ErrorCode",
@@ -29,9 +36,11 @@ __all__ = [
     "SettingId",
     "frame",
     "goaway",
+    "head_start",
     "ping",
     "rst_stream",
     "settings",
+    "split_head",
     "window_update",
 ]
 
@@ -40,6 +49,17 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 FRAME_HEAD_BYTES: Final = 9
 """In front of each payload: its length, the frame's type, flags and stream (section 4.1)."""
+
+FLAGS_AT: Final = 4
+STREAM_AT: Final = 5
+"""The offsets in a frame at which its flags and its stream's number stand."""
+
+split_head: Final = struct.Struct(">BHHI").unpack_from
+"""The parts of a frame's head: of the length the high byte and the rest, type and flags as one
+number, and the stream."""
+
+head_start: Final = struct.Struct(">xHBB").pack
+"""What a frame begins with, up to its stream: its length (below 65,536), type and flags."""
 
 MAX_FRAME_SIZE: Final = 16_384
 """The largest payload that everybody must take; we announce no larger one (section 4.2)."""
@@ -63,6 +83,14 @@ WINDOW_UPDATE: Final = 0x8
 RST_STREAM_BYTES: Final = 4
 WINDOW_UPDATE_BYTES: Final = 4
 """The sizes of these frames' payloads (sections 6.4 and 6.9)."""
+
+SHORT_FRAME_BYTES: Final = FRAME_HEAD_BYTES + RST_STREAM_BYTES
+"""The size of a whole frame of RST_STREAM or WINDOW_UPDATE."""
+
+WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
+RESET: Final = RST_STREAM << 8
+UPDATE: Final = WINDOW_UPDATE << 8
+"""Type and flags of these frames as one number, as `split_head` gives them."""
 
 
 class FrameType(IntEnum):

@@ -16,7 +16,12 @@ from ratelimit_service.transport.h2 import passing, runs
 from ratelimit_service.transport.h2.account import Memory, expect
 from ratelimit_service.transport.h2.costs import FRAME_US, RUN_FRAME_US, UNPACK_US
 from ratelimit_service.transport.h2.events import Event
-from ratelimit_service.transport.h2.frames import END_HEADERS, FRAME_HEAD_BYTES, HEADERS
+from ratelimit_service.transport.h2.frames import (
+    END_HEADERS,
+    FRAME_HEAD_BYTES,
+    HEADERS,
+    SHORT_FRAME_BYTES,
+)
 from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.incoming import Incoming
 from ratelimit_service.transport.h2.life import Leaving
@@ -196,7 +201,7 @@ class Hurrying(Incoming):
         for at, stream_id in enumerate(stream_ids):
             if not self._was_opened(stream_id):
                 stream_ids = stream_ids[:at]
-                end = start + at * runs.SHORT_FRAME_BYTES
+                end = start + at * SHORT_FRAME_BYTES
                 break
         if not stream_ids:
             return 0

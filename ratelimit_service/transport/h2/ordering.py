@@ -8,36 +8,30 @@ says the same in that order. What must not live here: anything that takes a call
 
 from __future__ import annotations
 
-import struct
 from typing import Final, NamedTuple
 
 from ratelimit_service.transport.h2.frames import (
-    END_HEADERS,
     END_STREAM,
+    FLAGS_AT,
     FRAME_HEAD_BYTES,
-    HEADERS,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
-    RST_STREAM,
+    RESET,
     RST_STREAM_BYTES,
-    WINDOW_UPDATE,
+    UPDATE,
+    WHOLE_HEADERS,
+    split_head,
 )
 
 __all__ = ["InOrder", "ends_within", "in_order"]
 
-_frame: Final = struct.Struct(">BHHI").unpack_from
-_WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
-_UPDATE: Final = WINDOW_UPDATE << 8
-_SHORT: Final = frozenset({RST_STREAM << 8, _UPDATE})
+_SHORT: Final = frozenset({RESET, UPDATE})
 """Types and flags of frames with four bytes that may stand among those of calls."""
 
 _NOTHING: Final = frozenset({bytes(4), b"\x80\0\0\0"})
 """A wider window by this is a fault. A reset with this code is rare."""
 
 _END_FLAG: Final = bytes((END_STREAM,))
-
-_FLAGS_AT: Final = 4
-"""The offset in a frame at which its flags stand."""
 
 _MOST_FRAMES: Final = 512
 _MOST_HELD_BYTES: Final = 65_536
@@ -83,13 +77,13 @@ class _Frames:
         orderly, frames = True, 0
         while frames < _MOST_FRAMES and end - at >= FRAME_HEAD_BYTES:
             # The type lets the compiler unpack the tuple without generic objects.
-            head: tuple[int, int, int, int] = _frame(data, at)
+            head: tuple[int, int, int, int] = split_head(data, at)
             high, length, kind_and_flags, stream = head
             start = at + FRAME_HEAD_BYTES
             stop = start + length
             if high or stop > end or length > MAX_FRAME_SIZE:
                 break
-            if kind_and_flags == _WHOLE_HEADERS:
+            if kind_and_flags == WHOLE_HEADERS:
                 if not last < stream <= MAX_WINDOW or not stream & 1:
                     break
                 calls[stream] = [data[at:stop]]
@@ -104,10 +98,10 @@ class _Frames:
                 or data[start:stop] in _NOTHING
             ):
                 break  # also what could end the connection, which must come to its turn
-            elif kind_and_flags == _UPDATE and stream in calls:
+            elif kind_and_flags == UPDATE and stream in calls:
                 updates.append(data[at:stop])
             elif (0 < stream <= last_stream_id and stream & 1) or (
-                kind_and_flags == _UPDATE and not stream
+                kind_and_flags == UPDATE and not stream
             ):
                 older.append(data[at:stop])
                 orderly = orderly and not calls
@@ -138,10 +132,10 @@ def in_order(data: bytes, start: int, last_stream_id: int, *, followed: bool) ->
     full = frames.full and not ended
     waits = (full or (ended and followed)) and until - start <= _MOST_HELD_BYTES
     for its in frames.calls.values() if waits or not frames.orderly else ():
-        if waits and ready < 0 and not its[-1][_FLAGS_AT] & END_STREAM:
+        if waits and ready < 0 and not its[-1][FLAGS_AT] & END_STREAM:
             ready = sum(map(len, said))
         if len(its) == 3 and _ends_apart(its[1], its[2]):
-            its[1:] = [its[1][:_FLAGS_AT], _END_FLAG, its[1][_FLAGS_AT + 1 :]]
+            its[1:] = [its[1][:FLAGS_AT], _END_FLAG, its[1][FLAGS_AT + 1 :]]
         said += its
     if frames.orderly and ready < 0:
         return InOrder(b"", until, 0)
@@ -161,4 +155,4 @@ def ends_within(data: bytes, at: int) -> bool:
 
 def _ends_apart(message: bytes, end: bytes) -> bool:
     """Whether a DATA frame is followed by an empty one that ends the stream."""
-    return not message[_FLAGS_AT] and len(end) == FRAME_HEAD_BYTES and end[_FLAGS_AT] == END_STREAM
+    return not message[FLAGS_AT] and len(end) == FRAME_HEAD_BYTES and end[FLAGS_AT] == END_STREAM

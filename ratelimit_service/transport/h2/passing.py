@@ -23,10 +23,15 @@ from ratelimit_service.transport.h2.frames import (
     HEADERS,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
-    RST_STREAM,
-    WINDOW_UPDATE,
+    RESET,
+    SHORT_FRAME_BYTES,
+    STREAM_AT,
+    UPDATE,
+    WHOLE_HEADERS,
+    head_start,
+    split_head,
 )
-from ratelimit_service.transport.h2.runs import RESET_HEAD, SHORT_FRAME_BYTES
+from ratelimit_service.transport.h2.runs import RESET_HEAD
 
 __all__ = ["MOST_TAKEN_BACK", "Passed", "begun_calls", "calls", "varied_calls"]
 
@@ -52,16 +57,7 @@ _DATA_HEAD: Final = struct.Struct(">HHI")
 """The head of a DATA frame, without the high byte of its length."""
 
 _HEADS_BYTES: Final = 2 * FRAME_HEAD_BYTES
-_frame: Final = struct.Struct(">BHHI").unpack_from
-_frame_head: Final = struct.Struct(">xHBB").pack
-_WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
-_RESET: Final = RST_STREAM << 8
-_UPDATE: Final = WINDOW_UPDATE << 8
-
 _ODD: Final = bytes(range(1, 256, 2))
-
-_STREAM_AT: Final = 5
-"""The offset in a frame at which its stream's number stands."""
 
 
 class Passed(NamedTuple):
@@ -88,7 +84,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> Passed:
     Each call is a HEADERS frame with this block and a DATA frame that ends the stream. Behind it
     may be resets: clients take calls back between others.
     """
-    usual_head = _frame_head(len(block), HEADERS, END_HEADERS)
+    usual_head = head_start(len(block), HEADERS, END_HEADERS)
     usual_block = block + b"\0"  # and the high byte of the DATA frame's size, which is 0
     shape = _shape(len(usual_block))
     unpack, size = shape.unpack_from, shape.size
@@ -196,9 +192,9 @@ def _whole_calls(data: bytes, at: int, last: int, most: int) -> _Calls:
     resets: list[int] = []
     while at <= end and len(ends) < most:
         # The type lets the compiler unpack the tuples without generic objects.
-        headers: tuple[int, int, int, int] = _frame(data, at)
+        headers: tuple[int, int, int, int] = split_head(data, at)
         high, length, kind_and_flags, stream = headers
-        if kind_and_flags == _RESET and streams:
+        if kind_and_flags == RESET and streams:
             after = _behind(data, at, last, taken_back)
             if after == at:
                 break
@@ -209,7 +205,7 @@ def _whole_calls(data: bytes, at: int, last: int, most: int) -> _Calls:
         start = at + FRAME_HEAD_BYTES
         at = start + length
         if (
-            kind_and_flags != _WHOLE_HEADERS
+            kind_and_flags != WHOLE_HEADERS
             or high
             or at > end
             or not last < stream <= MAX_WINDOW
@@ -217,7 +213,7 @@ def _whole_calls(data: bytes, at: int, last: int, most: int) -> _Calls:
             or length > MAX_FRAME_SIZE
         ):
             break
-        message: tuple[int, int, int, int] = _frame(data, at)
+        message: tuple[int, int, int, int] = split_head(data, at)
         its_high, its_length, its_kind_and_flags, its_stream = message
         block, at = data[start:at], at + FRAME_HEAD_BYTES + its_length
         if (
@@ -239,7 +235,7 @@ def _whole_calls(data: bytes, at: int, last: int, most: int) -> _Calls:
 @lru_cache(maxsize=64)
 def _shape(block_bytes: int) -> struct.Struct:
     """The layout of a call: its HEADERS frame, and its DATA frame up to the message."""
-    return struct.Struct(f">{_STREAM_AT}sI{block_bytes}sHHI")
+    return struct.Struct(f">{STREAM_AT}sI{block_bytes}sHHI")
 
 
 def _alike(
@@ -358,13 +354,13 @@ class _Among:
 
     def takes(self, kind_and_flags: int, stream: int, payload: bytes, last_stream_id: int) -> bool:
         """Takes a frame with four bytes of payload, unless it is none of these, or faulty."""
-        if kind_and_flags == _RESET:
+        if kind_and_flags == RESET:
             if not 0 < stream <= last_stream_id or not stream & 1:
                 return False
             self.taken_back.append(stream)
             self.unclosed.discard(stream)
             return True
-        if kind_and_flags != _UPDATE:
+        if kind_and_flags != UPDATE:
             return False
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
         if not increment or (stream and stream not in self.unclosed):
@@ -392,13 +388,13 @@ def begun_calls(
     """For each of these what was found before it."""
     while end - at >= FRAME_HEAD_BYTES and others < _MOST_OTHERS:
         # The type lets the compiler unpack the tuple without generic objects.
-        head: tuple[int, int, int, int] = _frame(data, at)
+        head: tuple[int, int, int, int] = split_head(data, at)
         high, length, kind_and_flags, stream = head
         begin = at + FRAME_HEAD_BYTES
         stop = begin + length
         if high or stop > end or length > MAX_FRAME_SIZE:
             break
-        if kind_and_flags == _WHOLE_HEADERS:
+        if kind_and_flags == WHOLE_HEADERS:
             if not last < stream <= MAX_WINDOW or not stream & 1:
                 break
             if len(blocks) == together:

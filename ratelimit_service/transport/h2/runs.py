@@ -24,16 +24,18 @@ from ratelimit_service.transport.h2.frames import (
     MAX_WINDOW,
     RST_STREAM,
     RST_STREAM_BYTES,
+    SHORT_FRAME_BYTES,
+    STREAM_AT,
     WINDOW_UPDATE,
     WINDOW_UPDATE_BYTES,
     ErrorCode,
+    head_start,
     rst_stream,
 )
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 
 __all__ = [
     "RESET_HEAD",
-    "SHORT_FRAME_BYTES",
     "refusals",
     "resets",
     "usual_calls",
@@ -43,12 +45,7 @@ __all__ = [
 _MOST_TOGETHER: Final = 512
 """So many short frames are looked at together."""
 
-_frame_head: Final = struct.Struct(">xHBB").pack
-
-SHORT_FRAME_BYTES: Final = FRAME_HEAD_BYTES + RST_STREAM_BYTES
-"""The size of a frame of RST_STREAM or WINDOW_UPDATE."""
-
-RESET_HEAD: Final = _frame_head(RST_STREAM_BYTES, RST_STREAM, 0)
+RESET_HEAD: Final = head_start(RST_STREAM_BYTES, RST_STREAM, 0)
 """What a RST_STREAM frame begins with, up to its stream's number."""
 
 _match_resets: Final = re.compile(
@@ -59,7 +56,7 @@ _match_resets: Final = re.compile(
 _reset_streams: Final = struct.Struct(f">5xI{RST_STREAM_BYTES}x").iter_unpack
 
 _match_updates: Final = re.compile(
-    b"(?:%b[\0-\x7f].{7})*" % re.escape(_frame_head(WINDOW_UPDATE_BYTES, WINDOW_UPDATE, 0)),
+    b"(?:%b[\0-\x7f].{7})*" % re.escape(head_start(WINDOW_UPDATE_BYTES, WINDOW_UPDATE, 0)),
     re.DOTALL,
 ).match
 _updates: Final = struct.Struct(">5xII").iter_unpack
@@ -72,9 +69,6 @@ _refusal: Final = struct.Struct(">5sI4s").pack
 _FEW: Final = 12
 """So many refusals are sooner made one by one."""
 
-_STREAM_AT: Final = 5
-"""The offset in a frame at which its stream's number stands."""
-
 
 def usual_calls(
     data: bytes, start: int, block: bytes, last_stream_id: int, most: int
@@ -84,7 +78,7 @@ def usual_calls(
     Each is a HEADERS frame with this block, which opens a new stream above the last one, and a DATA
     frame that ends it. Returns where the run ends, the streams, and the messages.
     """
-    usual_head = _frame_head(len(block), HEADERS, END_HEADERS)
+    usual_head = head_start(len(block), HEADERS, END_HEADERS)
     usual_block = block + b"\0"  # and the high byte of the DATA frame's size, which is 0
     shape = _message_shape(len(usual_block))
     unpack, size = shape.unpack_from, shape.size
@@ -119,7 +113,7 @@ def usual_calls(
 @lru_cache(maxsize=64)
 def _message_shape(block_bytes: int) -> struct.Struct:
     """The same with the prefix of the message."""
-    return struct.Struct(f">{_STREAM_AT}sI{block_bytes}sHHIBI")
+    return struct.Struct(f">{STREAM_AT}sI{block_bytes}sHHIBI")
 
 
 def resets(data: bytes, start: int) -> tuple[int, list[int]]:
@@ -149,7 +143,7 @@ def refusals(streams: Sequence[int]) -> bytes:
         return b"".join([_refusal(_REFUSAL_HEAD, stream, _REFUSAL_END) for stream in streams])
     made, numbers = bytearray(_REFUSAL * len(streams)), _four_bytes_each(streams)
     for place in range(4):
-        made[_STREAM_AT + place :: len(_REFUSAL)] = numbers[place::4]
+        made[STREAM_AT + place :: len(_REFUSAL)] = numbers[place::4]
     return bytes(made)
 
 
