@@ -20,7 +20,7 @@ import ratelimit_service
 from ratelimit_service import whole_file
 from ratelimit_service.admin.routes.overrides import _append
 from ratelimit_service.admin.tokens import read_tokens
-from ratelimit_service.client.admin import AdminClient, AdminPlace
+from ratelimit_service.client.admin import AdminAddress, AdminClient
 from ratelimit_service.client.sync import ClientTLS
 from ratelimit_service.errors import OverrideError, RateLimitError
 from ratelimit_service.pem import client_context
@@ -56,7 +56,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     ),
     "a client's authorities": lambda path: ClientTLS(str(path)).credentials(),
     "authorities of the admin listener": lambda path: AdminClient(
-        AdminPlace("localhost:1", tls_ca=str(path))
+        AdminAddress("localhost:1", tls_ca=str(path))
     ).get("/health"),
 }
 

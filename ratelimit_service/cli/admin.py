@@ -30,11 +30,11 @@ def asks_admin(command: Callable[..., int]) -> Callable[..., int]:
         admin_tls_key: str,
         **options: object,
     ) -> int:
-        from ratelimit_service.client.admin import AdminClient, AdminPlace  # noqa: PLC0415
+        from ratelimit_service.client.admin import AdminAddress, AdminClient  # noqa: PLC0415
 
-        address = ADMIN_ADDRESS_BY_DEFAULT if admin == DEFAULT_ADMIN else admin
-        place = AdminPlace(address, admin_token, admin_tls_ca, admin_tls_cert, admin_tls_key)
-        return command(*args, admin=AdminClient(place), **options)
+        endpoint = ADMIN_ADDRESS_BY_DEFAULT if admin == DEFAULT_ADMIN else admin
+        address = AdminAddress(endpoint, admin_token, admin_tls_ca, admin_tls_cert, admin_tls_key)
+        return command(*args, admin=AdminClient(address), **options)
 
     for option in reversed(_OPTIONS):
         asking = option(asking)

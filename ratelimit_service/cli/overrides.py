@@ -107,7 +107,7 @@ def _read(path: str) -> list[_Fields]:
     except OSError as error:
         raise RateLimitError(f"{path} cannot be read: {because(error)}") from error
     found: list[_Fields] = []
-    places: dict[object, int] = {}
+    numbers: dict[object, int] = {}
     for number, fields in enumerate(_listed(text), 1):
         where = f"override {number}"
         if not isinstance(fields, dict):
@@ -117,10 +117,10 @@ def _read(path: str) -> list[_Fields]:
             override = read_override({"v": FORMAT, "made": time_text(now_us()), **named})
         except OverrideError as error:
             raise RateLimitError(f"{where} cannot be read: {error}") from error
-        for same in (override.id, override.place):
-            if same in places:
-                raise RateLimitError(f"{where} is about the same as override {places[same]}")
-            places[same] = number
+        for same in (override.id, override.identity):
+            if same in numbers:
+                raise RateLimitError(f"{where} is about the same as override {numbers[same]}")
+            numbers[same] = number
         found.append(named)
     return found
 

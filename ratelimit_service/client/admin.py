@@ -16,20 +16,20 @@ from ratelimit_service.pem import client_context
 from ratelimit_service.settings import split_address, unix_path
 from ratelimit_service.text import reason
 
-__all__ = ["AdminClient", "AdminPlace"]
+__all__ = ["AdminAddress", "AdminClient"]
 
 _SECONDS = 15.0
 _MOST_BYTES = 1 << 28
 
 
-class AdminPlace(NamedTuple):
-    """Where the admin listener is, and what it must be shown.
+class AdminAddress(NamedTuple):
+    """Where an admin listener is, and what it must be shown.
 
-    `address` is HOST:PORT or unix:PATH. `tls_ca` is a PEM file: the authorities that vouch for it;
+    `endpoint` is HOST:PORT or unix:PATH. `tls_ca` is a PEM file: the authorities that vouch for it;
     without it no TLS is spoken. `tls_cert` and `tls_key` are what it asks of us.
     """
 
-    address: str
+    endpoint: str
     token: str = ""
     tls_ca: str = ""
     tls_cert: str = ""
@@ -39,17 +39,17 @@ class AdminPlace(NamedTuple):
 class AdminClient:
     """Asks one admin listener; every question is a connection of its own."""
 
-    def __init__(self, place: AdminPlace) -> None:
+    def __init__(self, address: AdminAddress) -> None:
         """Raises SettingsError for what is no address, or no token."""
-        token = place.token.strip()
+        token = address.token.strip()
         if not token.isascii() or not token.isprintable() or " " in token:
             raise SettingsError(
                 "what is in RATELIMIT_ADMIN_TOKEN is no token: it is ASCII, one word"
             )
-        self.place = place._replace(token=token)
-        self._path = unix_path(place.address)
+        self.address = address._replace(token=token)
+        self._path = unix_path(address.endpoint)
         if self._path is None:
-            split_address(place.address)
+            split_address(address.endpoint)
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> object:
         """What a route tells, as JSON has it. Raises RateLimitError."""
@@ -60,10 +60,10 @@ class AdminClient:
         return self._asked("POST", path, body or {})
 
     def _asked(self, method: str, path: str, body: Mapping[str, object] | None = None) -> object:
-        address = self.place.address
+        endpoint = self.address.endpoint
         headers = {"Host": "localhost"} if self._path is not None else {}
-        if self.place.token:
-            headers["Authorization"] = f"Bearer {self.place.token}"
+        if self.address.token:
+            headers["Authorization"] = f"Bearer {self.address.token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
         sent = None if body is None else json.dumps(body).encode()
@@ -73,9 +73,9 @@ class AdminClient:
                 answer = connection.getresponse()
                 status, text = answer.status, answer.read(_MOST_BYTES)
         except (OSError, HTTPException, UnicodeError) as error:  # of a host that is none
-            raise TransportError(_why_not(self.place, error)) from error
+            raise TransportError(_why_not(self.address, error)) from error
         if len(text) == _MOST_BYTES:
-            raise TransportError(f"{address} answers more than {_MOST_BYTES} bytes")
+            raise TransportError(f"{endpoint} answers more than {_MOST_BYTES} bytes")
         try:
             said = json.loads(text)
         except ValueError:
@@ -85,34 +85,34 @@ class AdminClient:
         raise self._refused(status, said)
 
     def _refused(self, status: int, said: object) -> RateLimitError:
-        address = self.place.address
+        endpoint = self.address.endpoint
         if not isinstance(said, dict) or not isinstance(said.get("error"), str):
             return TransportError(
-                f"what answers at {address} is no admin listener: name it with --admin HOST:PORT"
+                f"what answers at {endpoint} is no admin listener: name it with --admin HOST:PORT"
             )
         if status == 401:
-            what = "another" if self.place.token else "one"
+            what = "another" if self.address.token else "one"
             return RateLimitError(
-                f"the service at {address} asks for a token: give {what} in RATELIMIT_ADMIN_TOKEN"
+                f"the service at {endpoint} asks for a token: give {what} in RATELIMIT_ADMIN_TOKEN"
             )
         if status == 404 and "here" in said:
             return RateLimitError(
-                f"the service at {address} is of another version: it does not know what was asked"
+                f"the service at {endpoint} is of another version: it does not know what was asked"
             )
         return RateLimitError(said["error"])
 
     def _connection(self) -> HTTPConnection:
         if self._path is not None:
             return _UnixConnection(self._path)
-        host, port = split_address(self.place.address)
-        if not self.place.tls_ca:
+        host, port = split_address(self.address.endpoint)
+        if not self.address.tls_ca:
             return HTTPConnection(host, port, timeout=_SECONDS)
         return HTTPSConnection(host, port, timeout=_SECONDS, context=self._context())
 
     def _context(self) -> ssl.SSLContext:
-        place = self.place
+        address = self.address
         try:
-            return client_context(place.tls_ca, place.tls_cert, place.tls_key)
+            return client_context(address.tls_ca, address.tls_cert, address.tls_key)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.filename:
                 raise RateLimitError(f"{error.filename} cannot be read: {reason(error)}") from error
@@ -143,34 +143,34 @@ def _is_unwelcome(error: OSError | HTTPException | UnicodeError) -> bool:
     return isinstance(error, ConnectionResetError | BrokenPipeError)
 
 
-def _why_not(place: AdminPlace, error: OSError | HTTPException | UnicodeError) -> str:
-    address = place.address
+def _why_not(address: AdminAddress, error: OSError | HTTPException | UnicodeError) -> str:
+    endpoint = address.endpoint
     if isinstance(error, TimeoutError):
         return (
-            f"{address} has not answered within {_SECONDS:.0f} s; what was asked may be done all "
+            f"{endpoint} has not answered within {_SECONDS:.0f} s; what was asked may be done all "
             "the same, so look before you ask again"
         )
-    if place.tls_ca and _is_unwelcome(error):
+    if address.tls_ca and _is_unwelcome(error):
         asked = (
             "does not take this client certificate: give another"
-            if place.tls_cert
+            if address.tls_cert
             else ("asks for a client certificate: give one")
         )
         return (
-            f"the admin listener at {address} has ended the connection after the handshake, so it "
+            f"the admin listener at {endpoint} has ended the connection after the handshake, so it "
             f"{asked} with --admin-tls-cert FILE"
         )
     if isinstance(error, ssl.SSLError):
         return (
-            f"no TLS with the admin listener at {address}: {error.reason or error}; its "
+            f"no TLS with the admin listener at {endpoint}: {error.reason or error}; its "
             "certificate must be one of --admin-tls-ca's authorities"
         )
     if isinstance(error, HTTPException):
         return (
-            f"what answers at {address} is no admin listener, or speaks TLS: name it with "
+            f"what answers at {endpoint} is no admin listener, or speaks TLS: name it with "
             "--admin HOST:PORT, and its authorities with --admin-tls-ca FILE"
         )
     return (
-        f"no admin listener answers at {address}: {reason(error)}; start a service there with "
+        f"no admin listener answers at {endpoint}: {reason(error)}; start a service there with "
         "`ratelimit serve`, or name another with --admin HOST:PORT or unix:PATH"
     )

@@ -57,17 +57,17 @@ class AnswerStyle(NamedTuple):
     description: str = ""
     link: str = ""
 
-    def over(self, below: AnswerStyle) -> AnswerStyle:
-        """This, and what `below` says where this says nothing."""
+    def with_defaults(self, defaults: AnswerStyle) -> AnswerStyle:
+        """This style; where it says nothing, what `defaults` say."""
         own_body = self.body is not None or self.template
-        body = self if own_body else below
+        body = self if own_body else defaults
         return AnswerStyle(
-            below.headers if self.headers is None else self.headers,
+            defaults.headers if self.headers is None else self.headers,
             body.body,
             body.template,
             body.content_type,
-            self.description or below.description,
-            self.link or below.link,
+            self.description or defaults.description,
+            self.link or defaults.link,
         )
 
 

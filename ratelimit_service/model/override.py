@@ -92,10 +92,10 @@ class Override:
         return not any("*" in entry.value for entry in self.entries)
 
     @property
-    def place(self) -> tuple[object, ...]:
-        """What there is one override of at most: a new one takes the place of the old one.
+    def identity(self) -> tuple[object, ...]:
+        """What makes it unique: a new override replaces the one with the same identity.
 
-        Only hits of grants add up, so each grant has a place of its own.
+        Hits of several grants add up, so each grant has an identity of its own.
         """
         own = self.id if self.kind is OverrideKind.GRANT else ""
         return self.kind, self.domain, self.entries, self.limit, own

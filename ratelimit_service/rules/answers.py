@@ -37,7 +37,7 @@ def read_answer(fields: Fields, default: AnswerStyle | None = None) -> AnswerSty
         description=_text(inside, "description"),
         link=_link(inside),
     )
-    return style.over(default) if default else style
+    return style.with_defaults(default) if default else style
 
 
 def _text(fields: Fields, name: str) -> str:

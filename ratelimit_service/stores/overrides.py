@@ -29,10 +29,10 @@ _FILE_VERSION: Final = 1
 
 
 class Audited(NamedTuple):
-    """Some lines of changes, and the place behind the last one; "" if there are no more."""
+    """Some lines of changes, and a cursor to the lines after them; "" if there are no more."""
 
     lines: Sequence[str]
-    place: str
+    cursor: str
 
 
 class KeptOverrides(Protocol):
@@ -52,7 +52,7 @@ class KeptOverrides(Protocol):
         """
 
     async def audited(self, most: int, after: str = "") -> Audited:
-        """The last changes, the newest first, or those behind a place that an answer has named.
+        """The last changes, the newest first, or those after the cursor of an earlier answer.
 
         What changes between two answers moves none. Raises StoreError.
         """

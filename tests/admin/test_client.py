@@ -11,7 +11,7 @@ import trustme
 from click.testing import CliRunner
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.client.admin import AdminClient, AdminPlace
+from ratelimit_service.client.admin import AdminAddress, AdminClient
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.tls import TLSFiles
@@ -21,7 +21,7 @@ from tests.servers.process import free_port
 TOKEN = "r" * 16
 
 
-async def failed(place: AdminPlace, path: str = "/health") -> str:
+async def failed(place: AdminAddress, path: str = "/health") -> str:
     """Why the listener cannot be asked."""
     with pytest.raises(RateLimitError) as told:
         await asyncio.to_thread(AdminClient(place).get, path)
@@ -30,7 +30,7 @@ async def failed(place: AdminPlace, path: str = "/health") -> str:
 
 async def test_asks(admin: AdminSite) -> None:
     """What a route tells is there; so is why it does not."""
-    place = AdminPlace(f"127.0.0.1:{admin.port}")
+    place = AdminAddress(f"127.0.0.1:{admin.port}")
 
     health = await asyncio.to_thread(AdminClient(place).get, "/health")
 
@@ -43,7 +43,7 @@ async def test_asks_over_a_unix_socket(start_site: StartSite, tmp_path: Path) ->
     address = f"unix:{tmp_path / 'admin.sock'}"
     await start_site(at=address)
 
-    health = await asyncio.to_thread(AdminClient(AdminPlace(address)).get, "/health")
+    health = await asyncio.to_thread(AdminClient(AdminAddress(address)).get, "/health")
 
     assert health == {"serving": True, "phase": "serving", "faults": {}}
 
@@ -54,12 +54,12 @@ async def test_an_answer_that_is_too_large(
     """An answer that is cut off is not taken for that of another program."""
     monkeypatch.setattr("ratelimit_service.client.admin._MOST_BYTES", 5)
 
-    assert "answers more than 5 bytes" in await failed(AdminPlace(f"127.0.0.1:{admin.port}"))
+    assert "answers more than 5 bytes" in await failed(AdminAddress(f"127.0.0.1:{admin.port}"))
 
 
 async def test_a_host_that_can_be_none() -> None:
     """A host that no name service could know is told as one that does not answer."""
-    assert "no admin listener answers at" in await failed(AdminPlace("\udcff:1"))
+    assert "no admin listener answers at" in await failed(AdminAddress("\udcff:1"))
 
 
 async def test_says_what_to_do(start_site: StartSite, tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ async def test_says_what_to_do(start_site: StartSite, tmp_path: Path) -> None:
     nobody = f"127.0.0.1:{free_port()}"
 
     told = [
-        await failed(AdminPlace(address)),
-        await failed(AdminPlace(address, "x" * 16)),
-        await failed(AdminPlace(nobody)),
-        await failed(AdminPlace("unix:/nowhere")),
+        await failed(AdminAddress(address)),
+        await failed(AdminAddress(address, "x" * 16)),
+        await failed(AdminAddress(nobody)),
+        await failed(AdminAddress("unix:/nowhere")),
     ]
 
     give = "asks for a token: give {} in RATELIMIT_ADMIN_TOKEN"
@@ -108,7 +108,7 @@ async def test_certificates(start_site: StartSite, tmp_path: Path) -> None:
     assert files is not None
     site = await start_site(settings)
     await site.listener.renew(files.read())
-    place = AdminPlace(f"127.0.0.1:{site.port}", tls_ca=paths["ca"], tls_cert=paths["mine"])
+    place = AdminAddress(f"127.0.0.1:{site.port}", tls_ca=paths["ca"], tls_cert=paths["mine"])
 
     health = await asyncio.to_thread(AdminClient(place).get, "/health")
 
@@ -133,7 +133,7 @@ def test_commands_find_it(words: list[str], environment: dict[str, str], expecte
     @click.command()
     @asks_admin
     def show(admin: AdminClient) -> int:
-        click.echo(f"{admin.place.address} {admin.place.token}")
+        click.echo(f"{admin.address.endpoint} {admin.address.token}")
         return 0
 
     ran = CliRunner().invoke(show, words, env={**environment, "RATELIMIT_ADMIN_TOKEN": TOKEN})

@@ -37,6 +37,7 @@ RETIRED = {
     "left": "remaining",
     "over_us": "expires_us",
     "placed": "tagged",
+    "AdminPlace": "AdminAddress",
 }
 """Names that were given up for a better word, and the name that takes the place of each."""
 

@@ -29,8 +29,8 @@ class Lists:
         self.lines[name][:0] = lines
 
     async def page(self, most: int, after: str = "") -> tuple[list[bytes], str]:
-        lines, place = await audited(list(self.lines), self.read, most, after)
-        return [line.encode() for line in lines], place
+        lines, cursor = await audited(list(self.lines), self.read, most, after)
+        return [line.encode() for line in lines], cursor
 
 
 def line(second: int, name: str = "") -> bytes:
@@ -42,10 +42,10 @@ async def test_pages_go_on_where_the_last_one_ended() -> None:
     old = [line(second) for second in range(59, -1, -1)]
     for between in range(12):
         lists = Lists(old)
-        told, place = await lists.page(7)
-        while place:
+        told, cursor = await lists.page(7)
+        while cursor:
             lists.push("s0", *(line(59, f"new{number}") for number in range(between)))
-            more, place = await lists.page(7, place)
+            more, cursor = await lists.page(7, cursor)
             told += more
         assert told == old
         assert max(lists.looks) <= 8
@@ -58,25 +58,25 @@ async def test_pages_of_several_servers_are_one_list() -> None:
         [],
         [line(second, "b") for second in (45, 44, 43, 5)],
     )
-    told, place = await lists.page(3)
+    told, cursor = await lists.page(3)
     lists.push("s1", line(59, "c"))
     lists.push("s2", line(58, "b"), line(57, "b"))
-    rest, place = await lists.page(9, place)
+    rest, cursor = await lists.page(9, cursor)
 
     order = [(50, "a"), (45, "b"), (44, "b"), (43, "b"), (40, "a"), (30, "a"), (20, "a"), (5, "b")]
     assert told + rest == [line(second, name) for second, name in order]
-    assert place == ""
+    assert cursor == ""
     assert max(lists.looks) <= 4
 
 
 async def test_lines_that_are_gone_end_their_list() -> None:
     """The list is bounded: if the next line was dropped from it, so were all that are older."""
     lists = Lists([line(second) for second in (9, 8, 7, 6)])
-    _, place = await lists.page(2)
+    _, cursor = await lists.page(2)
     lists.push("s0", *(line(20 + number) for number in range(30)))
     del lists.lines["s0"][31:]
 
-    assert await lists.page(2, place) == ([], "")
+    assert await lists.page(2, cursor) == ([], "")
     assert max(lists.looks) <= 3
 
 
@@ -84,9 +84,9 @@ async def test_servers_that_are_away_are_left_out() -> None:
     """Only the first one must answer. Who was away is not read in later pages either."""
     lists = Lists([line(9), line(7)], [line(8)])
     lists.away = {"s1"}
-    told, place = await lists.page(1)
+    told, cursor = await lists.page(1)
     lists.away = set()
-    rest, _ = await lists.page(9, place)
+    rest, _ = await lists.page(9, cursor)
     assert told + rest == [line(9), line(7)]
 
     lists.away = {"s0"}

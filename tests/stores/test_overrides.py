@@ -57,10 +57,10 @@ async def test_all_processes_know_all_overrides(processes: Processes) -> None:
     await one.overrides.refresh()
     assert one.known == other.known == (await processes.start()).known == [limit, exempt]
     assert (await one.overrides.kept.audited(9)).lines == ['{"change": 2}', '{"change": 1}']
-    newest, place = await one.overrides.kept.audited(1)
+    newest, cursor = await one.overrides.kept.audited(1)
     assert newest == ['{"change": 2}']
     await one.overrides.change([], [], "of a reset")
-    assert await one.overrides.kept.audited(9, place) == (['{"change": 1}'], "")
+    assert await one.overrides.kept.audited(9, cursor) == (['{"change": 1}'], "")
 
 
 class Reads:

@@ -172,8 +172,8 @@ async def test_overrides_move_with_their_slot(redis_cluster: RedisCluster, clock
         await one.overrides.refresh()
         assert one.known == [limit]
         assert (await one.overrides.kept.audited(9)).lines == ["third", "second", "first"]
-        _, place = await one.overrides.kept.audited(1)
-        assert (await one.overrides.kept.audited(1, place)).lines == ["second"]
+        _, cursor = await one.overrides.kept.audited(1)
+        assert (await one.overrides.kept.audited(1, cursor)).lines == ["second"]
 
 
 class Endless(RedisStore):

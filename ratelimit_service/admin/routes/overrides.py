@@ -30,11 +30,11 @@ _OF_REMOVAL: Final = (*_ABOUT, "kind", "id")
 
 
 class _Audited(NamedTuple):
-    """Some changes, how many records were looked at for them, and the place behind these."""
+    """Some changes, how many records were looked at for them, and a cursor to those after them."""
 
     changes: Sequence[object]
     looked_at: int
-    place: str
+    cursor: str
 
 
 class _Steering:
@@ -112,7 +112,7 @@ class _Steering:
         found = await self._operating.ask("audit", {"most": most, "after": after})
         if not isinstance(found, Mapping):
             raise TypeError(found)
-        # A worker of an older version names no place, and may not say at how many it has looked.
+        # A worker of an older version gives no cursor, and may not say at how many it has looked.
         looked_at = found.get("looked_at", most)
         return _Audited(found["audit"], looked_at, found.get("place", ""))
 
@@ -125,10 +125,10 @@ class _Steering:
                 yield (separator + json.dumps(some.changes)[1:-1]).encode()
                 separator = ", "
             most -= some.looked_at
-            if most <= 0 or not some.place:
+            if most <= 0 or not some.cursor:
                 break
             try:
-                some = await self._audited(most, some.place)
+                some = await self._audited(most, some.cursor)
             except QuestionError as error:  # the answer has begun: it can only end early
                 raise ConnectionResetError(str(error)) from error
         yield b"]}\n"

@@ -35,7 +35,7 @@ _QUOTA_EXCEEDED: Final = "https://iana.org/assignments/http-problem-types#quota-
 def _style_of(settings: Settings, rule: Rule | None) -> AnswerStyle:
     """How a denial by this rule looks: what the rule says, then the settings."""
     own = rule.answer if rule is not None and rule.answer is not None else _NO_STYLE
-    return own.over(AnswerStyle(body=_BY_SETTING[settings.denial_body]))
+    return own.with_defaults(AnswerStyle(body=_BY_SETTING[settings.denial_body]))
 
 
 class _Denied(NamedTuple):

@@ -64,9 +64,9 @@ async def _import_now(deciding: Deciding, about: About) -> object:
     seen: set[object] = set()
     async for fields in slowly(said, _AT_ONCE):
         override = await ending_of(deciding, _read(deciding, about, fields))
-        if not seen.isdisjoint((override.id, override.place)):
+        if not seen.isdisjoint((override.id, override.identity)):
             raise QuestionError(f"{_named(override)}: another one here is about the same")
-        seen.update((override.id, override.place))
+        seen.update((override.id, override.identity))
         if not override.holds(deciding.overrides.clock()):
             ended += 1
             continue
@@ -121,9 +121,9 @@ def _read(deciding: Deciding, about: About, fields: object) -> Override:
 
 
 def _replaced(deciding: Deciding, override: Override) -> list[Override]:
-    """Those in force whose place it takes."""
+    """The overrides in force that it replaces."""
     alike = deciding.overrides.alike(override.domain, override.entries)
-    found = {each.id: each for each in alike if each.place == override.place}
+    found = {each.id: each for each in alike if each.identity == override.identity}
     same = deciding.overrides.find(override.id)
     if same is not None:
         found[same.id] = same

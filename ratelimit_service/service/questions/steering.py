@@ -7,8 +7,8 @@
   `for_seconds` or `until`, `reason`.
 * `remove_override`: ends one by its `id`, or those of a `kind` for a `domain` and a `descriptor`.
 * `reset`: sets the counters of a `domain` and a `descriptor` to nothing, or of one `limit` there.
-* `audit`: the last changes, `most` of them but some at a time: those behind the `place` that the
-  answer before has named (`after`).
+* `audit`: the last changes, `most` of them but some at a time: those `after` the
+  `place` that the answer before has named, which is a cursor.
 
 All that change something are told `who` asks, and from where (`from`). They answer with what they
 have changed and, as `audit`, with the line that was kept of it.
@@ -97,7 +97,7 @@ async def _add_now(deciding: Deciding, about: About) -> object:
         raise too_many_patterns()
     notes = notes_of(deciding, override)
     alike = deciding.overrides.alike(override.domain, override.entries)
-    replaced = [each for each in alike if each.place == override.place]
+    replaced = [each for each in alike if each.identity == override.identity]
     audit = audit_line(deciding, about, "override", replaced, [override])
     await change(deciding, [override], [each.id for each in replaced], audit)
     return {
@@ -326,13 +326,13 @@ async def _audited(deciding: Deciding, about: About) -> object:
     if not isinstance(after, str):
         raise QuestionError("after must be a place that an answer has named")
     found = []
-    lines, place = await deciding.overrides.kept.audited(min(most, _AUDITED_AT_ONCE), after)
+    lines, cursor = await deciding.overrides.kept.audited(min(most, _AUDITED_AT_ONCE), after)
     for line in lines:
         try:
             found.append(json.loads(line))
         except ValueError:
             continue
-    return {"audit": found, "looked_at": len(lines), "place": place}
+    return {"audit": found, "looked_at": len(lines), "place": cursor}
 
 
 QUESTIONS: Final = (

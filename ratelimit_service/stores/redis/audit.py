@@ -1,9 +1,9 @@
 """What is audited, told page by page, while lists grow in front.
 
-Each server has a list of the changes that it made, the newest first. The place behind a page names
-for each of them the line that comes next: where it stood, and a digest of it. What is changed
-meanwhile only moves it back, so it is looked for from there on. What must not live here: what a
-change leaves behind (`overrides`), and how servers are asked.
+Each server has a list of the changes that it made, the newest first. The cursor after a page names
+for each server the line that comes next: where it stood, and a digest of it. Later changes only
+move that line back, so it is looked for from there on. What must not live here: what a change
+leaves behind (`overrides`), and how servers are asked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ratelimit_service.stores.overrides import Audited
 __all__ = ["ReadLines", "audited"]
 
 ReadLines = Callable[[str, int, int], Awaitable[Sequence[bytes]]]
-"""Lines of a server's list: those behind so many, at most so many. Raises StoreError."""
+"""Lines of a server's list: how many are skipped, and the most to return. Raises StoreError."""
 
 _Stretch = tuple[int, Sequence[bytes]]
-"""Some lines of a list, and behind how many of it they stand."""
+"""How many lines of a list stand before some lines, and these."""
 
 _DIGEST_BYTES: Final = 8
 _TIME: Final = re.compile(rb'\{"v": \d+, "time": "([^"]*)"')
@@ -35,9 +35,10 @@ _TIME: Final = re.compile(rb'\{"v": \d+, "time": "([^"]*)"')
 
 
 async def audited(servers: Sequence[str], read: ReadLines, most: int, after: str) -> Audited:
-    """The newest lines of all servers, behind a place. Raises StoreError if the first is away.
+    """The newest lines of all servers, or those after a cursor.
 
-    Of each so many and one more are read at once. A server that is away is left out, from then on.
+    Of each server as many lines and one more are read at once. A server that is away is left out
+    from then on; if the first server is away it raises StoreError.
     """
     marks: dict[str, tuple[int, str]] = json.loads(after) if after else {}
     parts: dict[str, _Stretch] = {}
