@@ -15,6 +15,7 @@ from io import BytesIO
 from itertools import islice
 from typing import NamedTuple
 
+import ratelimit_service.rules.matchers.registry  # noqa: F401 -- a record must not import its kind
 from ratelimit_service.model import FailurePolicy, Limit, zone
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service import compiled
+from ratelimit_service.rules.records import packed
+from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.tree import Domain, Level
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess
@@ -80,9 +84,59 @@ def test_a_worker_imports_nothing_while_it_serves() -> None:
         from ratelimit_service.service.questions import registry
         from ratelimit_service.service.caller_history import limit_text
         from ratelimit_service.rules.explain import explain
+        from ratelimit_service.rules.matchers import registry
         print(*set(sys.modules) - before)
     """
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == []
+
+
+MATCHING = """
+domain: edge
+descriptors:
+  - {key: a, value: /a/*, RATE}
+  - {key: a, one_of: [free, trial], RATE}
+  - {key: a, cidr: [10.0.0.0/8, "2001:db8::/32"], group: {ipv4: 32, ipv6: 64}, RATE}
+  - {key: a, regex: "/v[0-9]+/.*", RATE}
+""".replace("RATE", "rate_limit: {unit: minute, requests_per_unit: 2}")
+SHIPPED = {"Pattern", "OneOf", "Networks", "Regex"}
+VALUES = ["/a/b", "trial", "10.1.2.3", "2001:db8::1", "/v1/b", "other"]
+"""One for each matcher, and in the end one for none."""
+
+
+def test_a_worker_imports_nothing_for_rules(tmp_path: Path) -> None:
+    """Rules with every matcher import nothing, and requests for them: both come while it serves.
+
+    Only google-re2 is loaded, with the first rules that need it, and not by a request.
+    """
+    rules = parse("f", MATCHING.encode())
+    tree = Domain("edge", Level.of(rules.nodes))
+    used = {type(node.matcher).__name__ for node in rules.nodes}
+    records = tmp_path / "records"
+    records.write_bytes(pickle.dumps(list(packed([tree]))))
+    code = f"""if True:
+        import ratelimit_service.runtime.worker, pickle, sys
+        from pathlib import Path
+        from ratelimit_service.observer import Tallies
+        from ratelimit_service.rules.match import match
+        from ratelimit_service.rules.records import Assembly
+        parts = pickle.loads(Path({str(records)!r}).read_bytes())
+        assembly = Assembly(Tallies)
+        before = set(sys.modules)
+        for part in parts:
+            assembly.add(part)
+        print(*set(sys.modules) - before, sep=",")
+        before = set(sys.modules)
+        met = [match(assembly.domains["edge"], [("a", value)]).met for value in {VALUES}]
+        print(*set(sys.modules) - before, sep=",")
+        print(sum(each is not None for each in met))
+    """
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert (rules.problems, used) == ((), SHIPPED)
+    with_rules, with_requests, met = done.stdout.splitlines()
+    assert set(with_rules.split(",")) == {"re2", "re2._re2"}
+    assert (with_requests, met) == ("", str(len(VALUES) - 1))

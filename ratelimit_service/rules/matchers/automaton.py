@@ -70,7 +70,7 @@ class CompiledPattern:
 
 
 class Automaton:
-    """Patterns as one, built when it is first asked.
+    """Patterns as one, built when it is first asked. To make one loads the library.
 
     That takes most of a microsecond for each of their instructions. No thread could do it beside
     other work: the library does not let go of the interpreter meanwhile.
@@ -78,6 +78,7 @@ class Automaton:
 
     def __init__(self, texts: Sequence[str], most_bytes: int) -> None:
         """Of patterns that can be used. Its states take so many bytes at most, and 1 MiB each."""
+        _library()  # takes 10 ms: at best before this process serves, and never in a request's way
         self._texts = texts
         self._most_bytes = min(most_bytes, (len(texts) + 1) * _PATTERN_BYTES)
         self._set: Any = None
