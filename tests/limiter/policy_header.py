@@ -16,17 +16,13 @@ class PolicyHeader:
     """Tells callers the limits before they meet them."""
 
     needs_request = False
+    of_bans = False
 
     def wanted(self, settings: Settings) -> bool:
         """Where the other headers of limits are wanted, too."""
         return settings.limit_response_headers
 
-    def speaks_of(
-        self,
-        settings: Settings,
-        rule: Rule | None,
-        limits: Sequence[Limit],
-    ) -> bool:
+    def speaks_of(self, _settings: Settings, _rule: Rule | None, limits: Sequence[Limit]) -> bool:
         """Of all that is counted."""
         return bool(limits)
 

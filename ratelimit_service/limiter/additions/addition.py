@@ -129,6 +129,7 @@ class OfLimits:
     """The beginning of an addition that no setting asks for: some limits do."""
 
     needs_request = False
+    of_bans = False
 
     def wanted(self, settings: Settings) -> bool:  # noqa: ARG002
         """Always."""
@@ -153,6 +154,9 @@ class Addition(Protocol):
 
     needs_request: bool
     """Whether it reads the request itself, which then cannot be planned from its bytes alone."""
+    of_bans: bool
+    """Whether it may have something to say of a ban, too. Then it is asked of every ban, and finds
+    out itself what the ban's rule and the settings chose."""
 
     def wanted(self, settings: Settings) -> bool:
         """Whether the settings ask for it."""

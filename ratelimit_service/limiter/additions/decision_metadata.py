@@ -18,6 +18,7 @@ class DecisionMetadata:
     """Of a denied request the limit that denied it, else the one with the fewest hits left."""
 
     needs_request = False
+    of_bans = False
 
     def wanted(self, settings: Settings) -> bool:
         """If `decision_metadata` is on."""

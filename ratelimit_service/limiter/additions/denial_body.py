@@ -69,6 +69,7 @@ class DenialBody:
     """Says why, when to come back, and what the rule has to say to people."""
 
     needs_request = False
+    of_bans = True
 
     def wanted(self, settings: Settings) -> bool:  # noqa: ARG002
         """Always: a rule can ask for it."""

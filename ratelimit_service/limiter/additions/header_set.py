@@ -35,6 +35,7 @@ class ChosenHeaders:
     """Headers of one set. They speak of the descriptors whose rules chose it."""
 
     needs_request = False
+    of_bans = True
 
     def __init__(self, chosen: HeaderSet) -> None:
         self.chosen = chosen

@@ -20,6 +20,7 @@ class Quota:
     """
 
     needs_request = False
+    of_bans = False
 
     def wanted(self, settings: Settings) -> bool:
         """Where the setting is on."""

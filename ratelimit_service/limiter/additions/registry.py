@@ -35,11 +35,8 @@ ADDITIONS: Final[list[Addition]] = [
     Quota(),
 ]
 
-_OF_BANS: Final = (XRateLimitHeaders, IetfHeaders, DenialBody)
-OF_BANS: Final = sum(
-    [1 << place for place, each in enumerate(ADDITIONS) if isinstance(each, _OF_BANS)]
-)
-"""Those that may speak of a ban, as bits. What the settings or its rule chose they know."""
+OF_BANS: Final = sum([1 << place for place, each in enumerate(ADDITIONS) if each.of_bans])
+"""Those that may speak of a ban, as bits by their places in the list."""
 
 
 def wanted(settings: Settings) -> list[Addition]:

@@ -17,6 +17,7 @@ class RequestMetadata:
     """The request as it was read, and the metadata of the rules that it passes."""
 
     needs_request = True
+    of_bans = False
 
     def wanted(self, settings: Settings) -> bool:
         """If `dynamic_metadata` is on."""
