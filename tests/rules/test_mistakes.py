@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS, with_parameter
+from ratelimit_service.model import Denied
 from ratelimit_service.rules import slips
 from ratelimit_service.rules.lint import lint
+from ratelimit_service.rules.matchers.registry import keys
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import parse
 
@@ -32,6 +35,32 @@ TOLERATED = {
 """What envoyproxy/ratelimit accepts: an error in `lint`, a warning in `serve`."""
 
 
+_MATCHERS = [key for key in keys() if key != "value"]
+
+LISTED = {
+    "algorithms": list(ALGORITHMS),
+    "matchers": _MATCHERS,
+    "parameters": list(PARAMETERS),
+    **{
+        f"with {name}": [algorithm.name for algorithm in with_parameter(name)]
+        for name in PARAMETERS
+    },
+    "with count_denied": [
+        name for name, each in ALGORITHMS.items() if each.denied >= Denied.COUNTED
+    ],
+}
+"""What files write as `{algorithms}`: words of registries. So nobody who adds one edits them."""
+
+
+def expected(path: Path) -> str:
+    """What the author of a file is told."""
+    text = path.with_suffix(".txt").read_text()
+    for name, words in LISTED.items():
+        text = text.replace(f"{{{name}}}", ", ".join(words))
+    *others, last = _MATCHERS
+    return text.replace("{one of the matchers}", f"{', '.join(others)} or {last}")
+
+
 @cache
 def problems(path: Path) -> Sequence[Problem]:
     return lint([path]).problems
@@ -42,7 +71,28 @@ def test_mistake(path: Path) -> None:
     """Every problem is told with its place, what is wrong and what is allowed."""
     told = [str(problem).replace(f"{MISTAKES}/", "") for problem in problems(path)]
 
-    assert "\n".join(told) + "\n" == path.with_suffix(".txt").read_text()
+    assert "\n".join(told) + "\n" == expected(path)
+
+
+def test_what_is_listed() -> None:
+    """The lists that are filled in begin with what is shipped."""
+    shipped = {
+        "algorithms": (
+            "fixed_window sliding_window sliding_log token_bucket leaky_bucket concurrency"
+        ),
+        "matchers": "one_of cidr regex",
+        "parameters": "per time_zone week_start anchor buckets burst refill max_wait",
+        "with anchor": "fixed_window",
+        "with buckets": "sliding_window",
+        "with burst": "token_bucket leaky_bucket",
+        "with count_denied": "fixed_window sliding_window sliding_log",
+        "with max_wait": "leaky_bucket",
+        "with per": "fixed_window",
+        "with refill": "token_bucket",
+    }
+
+    for name, words in shipped.items():
+        assert LISTED[name][: len(words.split())] == words.split(), name
 
 
 @pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
