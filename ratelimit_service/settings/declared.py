@@ -64,8 +64,8 @@ class Settings:
     rules: str = _RULES.setting(
         "rules",
         PATH,
-        "A rule file, or a directory whose files are all loaded; or xds://HOST:PORT, a "
-        "management server.",
+        "A rule file, or a directory whose files are all loaded; or another source of rules, as "
+        "xds://HOST:PORT, a management server.",
     )
     strict_rules: bool = _RULES.setting(
         False, SWITCH, "Refuse to start with any problem in the rules."
