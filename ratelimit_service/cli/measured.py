@@ -58,7 +58,7 @@ def _read(line: str) -> tuple[str, Measured]:
 
 
 BY_ALGORITHM: Final = MappingProxyType(dict(map(_read, _TABLE.strip().splitlines())))
-"""What was measured of each algorithm."""
+"""What was measured of algorithms. One is missing here until `make bench` has measured it."""
 
 WORKER_BYTES: Final = 75_000_000
 """A worker with few rules (25 MiB, held by a test), and all that it may remember of requests

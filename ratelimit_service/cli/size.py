@@ -109,7 +109,7 @@ def needed(load: Load) -> Needed:
     type=click.Choice(list(BY_ALGORITHM)),
     default=DEFAULT.name,
     show_default=True,
-    help="How most limits count.",
+    help="How most limits count: an algorithm that was measured.",
 )
 @click.option(
     "--store",

@@ -70,16 +70,20 @@ def ways() -> dict[str, Any]:
     return {json.loads(about)["title"]: json.loads(states) for about, states in rows}
 
 
-def test_every_algorithm_is_there() -> None:
-    """The page has every algorithm, and the document a picture of each; none lies about unused."""
+def test_every_way_to_count_is_there() -> None:
+    """The page has every way that is drawn, and the document a picture of each; all are used.
+
+    `docs/draw.py` need not draw every algorithm: its section in docs/rules.md may be enough.
+    """
+    drawn = {limit.algorithm for limit in LIMITS.values()}
     assert list(ways()) == list(LIMITS)
-    assert {limit.algorithm for limit in LIMITS.values()} == set(ALGORITHMS)
+    assert drawn <= set(ALGORITHMS)
 
     text = (DOCS / "algorithms.md").read_text()
     both = text + (DOCS / "index.md").read_text()
     shown = re.findall(r"!\[[^\]]+\]\(pictures/([\w-]+\.svg)\)", both)
     assert sorted(shown) == sorted(path.name for path in (DOCS / "pictures").glob("*.svg"))
-    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == set(ALGORITHMS)
+    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == drawn
 
 
 @pytest.mark.parametrize("title", LIMITS)

@@ -35,7 +35,8 @@ async def test_headers(asking: Ask, asked: list[str], shown: tuple[str, str, str
     decision = await service.ask(*asked)
 
     names = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
-    assert decision.response_headers == (tuple(zip(names, shown, strict=True)) if shown else ())
+    told = [header for header in decision.response_headers if header[0] in names]
+    assert told == (list(zip(names, shown, strict=True)) if shown else [])
 
 
 async def test_no_headers_by_default(asking: Ask) -> None:

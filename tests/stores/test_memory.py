@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_service.algorithms import capacity_of, spec_of
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
 from ratelimit_service.health import Health
-from ratelimit_service.model import Calendar, Hit, Limit, Unit
+from ratelimit_service.model import Calendar, Denied, Hit, Limit, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
@@ -208,17 +208,21 @@ async def test_a_bucket_beside_new_keys_admits_no_more(clock: Time, max_counters
 
 
 async def test_a_denied_request_of_new_keys_leaves_nothing(clock: Time) -> None:
-    """What is new in a request that its last hit denies is taken back, whatever its algorithm."""
+    """What is new in a request that its last hit denies is taken back, whatever its algorithm.
+
+    Only algorithms that count denied hits always keep what they have counted.
+    """
     store, _, _ = small_store(clock, 1_000)
     limits = [limit for limit in BRIEF if limit.unit is Unit.SECOND]
+    counted = [int(ALGORITHMS[limit.algorithm].denied is Denied.ALWAYS_COUNTED) for limit in limits]
     await fill(store, hit(5, key="full"))
 
     for number in range(100):
         new = [algorithms.hit(limit, key=f"{number}") for limit in limits]
         (outcomes,) = await charged(store, [[*new, hit(key="full")]])
-        assert [outcome.charged for outcome in outcomes if outcome] == [0] * (len(limits) + 1)
+        assert [outcome.charged for outcome in outcomes if outcome] == [*counted, 0]
 
-    assert len(store) == 1
+    assert len(store) == 1 + 100 * sum(counted)
 
 
 @pytest.mark.parametrize("max_counters", [1, 8])
