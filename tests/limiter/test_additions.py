@@ -13,13 +13,15 @@ from ratelimit_service.settings import Settings
 from tests.limiter.policy_header import PolicyHeader
 from tests.service.asking import Asking
 
-TOP = Path(__file__).parents[2]
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 2}}]"
 
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    ADDITIONS.append(PolicyHeader())
+    if any(isinstance(each, PolicyHeader) for each in ADDITIONS):  # where the example is built
+        yield
+        return
+    ADDITIONS.append(PolicyHeader())  # the one line
     yield
     ADDITIONS.pop()
 
@@ -40,10 +42,3 @@ async def test_unwanted_says_nothing(registered: None, tmp_path: Path) -> None:
     answer = await Asking(tmp_path, RULES).ask("a=x")
 
     assert answer.response_headers == ()
-
-
-def test_example_is_the_documents() -> None:
-    """CONTRIBUTING shows this very header set."""
-    shown = (TOP / "CONTRIBUTING.md").read_text()
-
-    assert (TOP / "tests/limiter/policy_header.py").read_text() in shown

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.matchers.matcher import Matcher
+
+if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["Prefix"]
 

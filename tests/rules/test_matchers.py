@@ -23,8 +23,6 @@ from tests.rules.prefix import Prefix
 from tests.rules.test_match import LIMIT, domain, met
 from tests.service.asking import Asking, descriptor
 
-TOP = Path(__file__).parents[2]
-
 RULES = f"""
 domain: edge
 descriptors:
@@ -42,6 +40,9 @@ descriptors:
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
+    if Prefix in MATCHERS:  # where the example is built
+        yield
+        return
     MATCHERS.append(Prefix)  # the one line
     yield
     MATCHERS.remove(Prefix)
@@ -148,10 +149,3 @@ def test_problems(keys: str, problem: str) -> None:
     assert file.bad
     assert any(problem in each.message for each in file.problems)
     assert all(each.source.line == 3 for each in file.problems)
-
-
-def test_walked_example() -> None:
-    """CONTRIBUTING shows this very matcher."""
-    shown = (TOP / "CONTRIBUTING.md").read_text()
-
-    assert (TOP / "tests/rules/prefix.py").read_text() in shown

@@ -16,17 +16,15 @@ from ratelimit_service.rules.source import Found, Left
 from ratelimit_service.rules.sources import SOURCES, source_of
 from ratelimit_service.rules.watch import watch
 from ratelimit_service.settings import Settings
-from tests.rules import from_command
+from tests.rules.from_command import FromCommand
 from tests.rules.test_load import file_of
 from tests.servers.process import PATIENCE_SECONDS
-
-TOP = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SOURCES, "exec", from_command.FromCommand)  # the one line
-    monkeypatch.setattr(from_command, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setitem(SOURCES, "exec", FromCommand)  # the one line
+    monkeypatch.setattr("tests.rules.from_command._LOOK_SECONDS", 0.01)
 
 
 def rules_from(location: str, health: Health | None = None) -> Rules:
@@ -72,7 +70,7 @@ def test_source_that_has_nothing() -> None:
         rules_from("exec://false").load()
 
 
-class Later(from_command.FromCommand):
+class Later(FromCommand):
     """Has nothing at the start."""
 
     def first(self, former: Left | None) -> Found | None:
@@ -117,10 +115,3 @@ def test_no_source_at_all() -> None:
     """An unset variable in a shell does not make all files of the directory here rules."""
     with pytest.raises(SettingsError, match="--rules is empty: name a file or a directory"):
         rules_from("")
-
-
-def test_walked_example() -> None:
-    """CONTRIBUTING shows this very source."""
-    shown = (TOP / "CONTRIBUTING.md").read_text()
-
-    assert (TOP / "tests/rules/from_command.py").read_text() in shown

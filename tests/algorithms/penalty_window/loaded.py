@@ -1,4 +1,4 @@
-"""What is asked of the example where it has been built: see `test_walked_example`."""
+"""What is asked of the example where it is built: see `tests/docs/test_walked_examples.py`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _STATE: Final = struct.Struct(">cdId")
 _MARK: Final = b"p"
 
 
-class _Window:
+class _PenaltyWindow:
     """The window that counts now, and the penalty."""
 
     def __init__(self, state: State | None, now_us: int, spec: CounterSpec) -> None:
@@ -58,7 +58,7 @@ class _Window:
 def _charge(
     state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
-    limit, window = spec.limit, _Window(state, now_us, spec)
+    limit, window = spec.limit, _PenaltyWindow(state, now_us, spec)
     penalized = now_us < window.until_us
     if window.count + addend <= limit and not (penalized and addend):
         if addend:
@@ -91,14 +91,16 @@ def _refund(
     receipt: Receipt | None,
 ) -> Step:
     """Takes hits off the current window's count, and no penalty back."""
-    window = _Window(state, now_us, spec)
+    window = _PenaltyWindow(state, now_us, spec)
     damaged, given_back = window.damaged, min(window.count, addend)
     if receipt and receipt.until_us != now_us + window.reset_us(now_us):
         given_back = 0
     if given_back:
         window.count -= given_back
         state = window.state()
-        window = _Window(state, now_us, spec)  # if nothing is left the next hit begins another
+        window = _PenaltyWindow(
+            state, now_us, spec
+        )  # if nothing is left the next hit begins another
     remaining, reset_us = window.remaining(now_us, spec.limit), window.reset_us(now_us)
     return step((True, state, remaining, reset_us, 0, given_back, damaged))
 
