@@ -22,13 +22,14 @@ from ratelimit_service.turns import shared_turns
 __all__ = ["BODY_SECONDS", "MOST", "MOST_OF_PEER", "WRITE_SECONDS", "Doors"]
 
 HEAD_SECONDS = 10.0
-"""From a connection, or from the first byte of another request, to the end of its head."""
+"""How long the head of a request may take: from the connection, or from its own first byte, to the
+end."""
 
 BODY_SECONDS = 10.0
-"""From a request's head to the end of its body."""
+"""How long a body may take, from the end of the head."""
 
 IDLE_SECONDS = 75.0
-"""From an answer to the next request's first byte; scrapers come once a minute or more often."""
+"""How long a connection may be idle after an answer. Scrapers come once a minute or more often."""
 
 WRITE_SECONDS = 30.0
 """How long a part of an answer may wait for its reader."""
@@ -37,8 +38,8 @@ CLOSE_SECONDS = 5.0
 """How long a closed connection may take to hand over what is left of its answer."""
 
 _PIECE_BYTES = 1_024
-"""So much of what a client has sent is parsed before it is another one's turn. That is up to 170
-chunks of one byte, which take half a millisecond, and their reader takes another one."""
+"""So much of what a client has sent is parsed before another one has its turn. That is up to 170
+chunks of one byte. To parse them takes half a millisecond, and to read them as long again."""
 
 _REQUEST_US = 500
 """What it takes to answer a usual request, for `turns` to compare."""

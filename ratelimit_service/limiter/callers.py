@@ -32,23 +32,26 @@ __all__ = [
 ]
 
 MOST_CALLERS: Final = 32
-"""For each rule so many callers of each kind are told for certain."""
+"""The most callers of each kind that one rule has here. Where many rules are busy each has
+fewer."""
 
 MOST_RULES: Final = 512
-"""Of so many rules at a time. The callers of others are not looked at."""
+"""Callers of so many rules are looked at at a time. Those of other rules are left out."""
 
 _LEAST_CALLERS: Final = 4
 _ROOM: Final = MOST_RULES * _LEAST_CALLERS
 """Callers of one kind, of all rules together. Where many rules are busy each has fewer."""
 
 _MOST_NOTES: Final = 8
-"""So many times the callers of one kind have notes. More than six times cannot be known."""
+"""Notes are cleared out once there are so many times as many as callers of one kind. At most six
+times as many are of callers that are still known."""
 
 _MOST_BYTES: Final = 1 << 20
 """Bytes of requests that are kept for the names of callers."""
 
 _EXACT: Final = 2_000
-"""So many outcomes that are over or near, and so many requests, are looked at before it samples."""
+"""So many outcomes that are over or near, and so many requests, are all looked at. Then only a
+sample is."""
 
 _LARGE: Final = 8
 """A request counts once more for each so many descriptors."""
@@ -58,10 +61,11 @@ _KEPT_BYTES: Final = 1_024
 """So many requests of the sample are kept before they are looked at, and none that is longer."""
 
 _GAP: Final = 128
-"""From then on one of so many, on average."""
+"""The sample has one of so many requests, on average."""
 
 _SPREAD: Final = 2 * _GAP - 1
-"""So many gaps are as likely, from none on. `randrange` takes five times as long as this."""
+"""The gap between two requests of the sample is a number below this, each equally likely. To draw
+it by `randrange` would take five times as long."""
 
 
 def room_for(rules: int) -> int:
@@ -121,19 +125,19 @@ class TopCallers:
         self.left_out = 0
         """Hits that were not looked at, since there was no room for their rules."""
         self.outcomes = _EXACT
-        """While it is above 0, or each request is of the sample, each outcome that is over or near
-        is told when it is tallied. Then only those are that stand in requests of the sample."""
+        """While this is above 0, or while the sample has every request, each outcome that is over
+        or near is told when it is tallied. Later only outcomes of requests in the sample are."""
         self.until = 0
-        """So many requests are passed over: who has one takes one off, and keeps it for the sample
-        if that is below 0."""
+        """How many requests are still passed over. Each request lowers it by one; the request that
+        takes it below 0 goes into the sample."""
         self.weight = 1
-        """The next request of the sample stands for so many."""
+        """How many requests the next one of the sample stands for."""
         self.kept: list[Sampled] = []
         """Requests of the sample that nobody has looked at yet (`look_at_kept`)."""
         self.unnamed: set[bytes] = set()
         """Keys of the batch at hand that do not tell what they count, since they are digests."""
         self.bodies: dict[bytes, tuple[bytes, int]] = {}
-        """For these a request that charges them, and the place of its descriptor."""
+        """For such keys a request that charges them, and the place of its descriptor."""
         self._bytes = 0
         self._requests = _EXACT
         """So many are still to be looked at one by one."""
@@ -200,7 +204,7 @@ class TopCallers:
         return 1 + int(random() * _SPREAD)  # noqa: S311 -- no secret
 
     def chance(self) -> int:
-        """For how many an outcome stands that no request of the sample has; 0 to pass it over."""
+        """How many outcomes one outside of the sample stands for; 0 if it is passed over."""
         if self.outcomes > 0:
             return 1
         return 0 if random() * _GAP >= 1 else _GAP  # noqa: S311 -- no secret

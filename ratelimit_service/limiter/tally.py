@@ -91,9 +91,9 @@ def tally(
 def look(
     plans: Sequence[Plan], outcomes: Sequence[Outcome | None], callers: TopCallers, weight: int
 ) -> None:
-    """Adds those descriptors of a request that were over or near to their rules' callers.
+    """Adds the descriptors of a request that were over or near to the callers of their rules.
 
-    The request stands for so many. It was tallied before, without them.
+    The request stands for `weight` requests. It was tallied before, without callers.
     """
     start = 0
     for planned in plans:
@@ -124,7 +124,7 @@ def look_at_kept(callers: TopCallers) -> None:
 def _tell(
     planned: Plan, compiled: CompiledLimit, outcome: Outcome, callers: TopCallers, weight: int
 ) -> None:
-    """Adds a descriptor to its rule's callers if it was over or near; it stands for so many."""
+    """Adds a descriptor to its rule's callers if it was over or near; it counts `weight` times."""
     if outcome.local:
         return
     hits, limit = planned.addend, compiled.spec.limit

@@ -40,12 +40,12 @@ class Periods(NamedTuple):
     starts_us: tuple[int, int, int, int]
 
     def at(self, now_us: int) -> tuple[int, int, int, int]:
-        """The one of the three that is at `now_us`, or nearest to it.
+        """The period at `now_us`, or the nearest of the three.
 
-        Its number, start and end, and the end of the one after it (if that is not known, as
-        if it were as long). A moment after all three belongs to the last one, which then does
-        not end: only a clock that is far off asks for it, and to count in a period that is
-        over denies too much, where to count in none would admit everything.
+        It returns the period's number, start and end, and the end of the next one. If that is not
+        known, the next one is taken to be as long. A moment after all three belongs to the last
+        one, which then does not end. Only a clock that is far off asks for such a moment. To count
+        in a period that is over denies too much; to count in none would admit everything.
         """
         first, this, following, end = self.starts_us
         if now_us < this:

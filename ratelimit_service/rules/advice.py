@@ -65,7 +65,7 @@ def _hint(node: Node, path: _Path, kind: str, message: str) -> Problem:
 
 
 def _ended(node: Node, path: _Path, ended: int) -> Problem:
-    """Who reads the file sees a rule, and no request meets it ever again."""
+    """A rule that has ended: readers see it in the file, but no request meets it any more."""
     message = (
         f"no request gets here: valid_until was {moment_text(ended)}; write a later moment, or "
         "take it out"
@@ -96,7 +96,7 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
 
 
 def _covers(node: Node, later: Node) -> bool:
-    """Whether nothing is left of a later node's values, and it would help to declare it before."""
+    """Whether a node takes all values of a later one, so that the later one should come first."""
     if node.valid_until is not None or node.grouping != later.grouping:
         return False  # something is left when it has ended, or of what it sees otherwise
     one, other = node.matcher, later.matcher
@@ -164,7 +164,7 @@ def _networks(value: str) -> str:
 
 
 def _pointless(rule: Rule) -> Iterator[Problem]:
-    """Limits that another one of the list never lets anybody reach."""
+    """Limits that nobody can reach, because another limit of the list denies before."""
     for limit in rule.limits:
         tighter = next((other for other in rule.limits if _implies(other, limit)), None)
         if tighter is not None:
@@ -176,7 +176,7 @@ def _pointless(rule: Rule) -> Iterator[Problem]:
 
 
 def _implies(one: Limit, other: Limit) -> bool:
-    """Whether fixed windows of one limit hold whoever reaches the other one back before."""
+    """Whether one limit denies callers before they reach the other one; both have fixed windows."""
     if one is other or not (_of_clock(one) and _of_clock(other)):
         return False
     if other.count_denied or other.window_us % one.window_us:

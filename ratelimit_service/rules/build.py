@@ -115,13 +115,13 @@ class Former:
         self._kept: dict[str, KeptDescriptors] = {}
 
     def begin(self, overlay: bytes) -> None:
-        """Begins the next build; with another overlay nothing is as it was."""
+        """Begins the next build. With another overlay nothing of the last build is used again."""
         if overlay != self._overlay:
             self.domains, self._read, self._kept = {}, {}, {}
         self._overlay = overlay
 
     def end(self, domains: dict[str, _Merged]) -> None:
-        """Ends it: only what it was made of is kept."""
+        """Ends the build: what it did not use is forgotten."""
         self.domains = domains
         self._read, self._now = self._now, {}
         self._kept = {name: kept for name, kept in self._kept.items() if name in self._read}

@@ -15,14 +15,16 @@ from ratelimit_service.rules.tree import Snapshot
 __all__ = ["at_moment"]
 
 _NUMBERS: Final = count(-1, -1)
-"""Each is given once. Numbers of snapshots themselves are not below 0."""
+"""Numbers for snapshots at a moment, each given once. The snapshots' own numbers are 0 or
+higher."""
 
 
 def at_moment(snapshot: Snapshot, now_us: int) -> Snapshot:
-    """The snapshot in the minute of `now_us`; one without rules that depend on the time as it is.
+    """The snapshot as it is in the minute of `now_us`.
 
-    Its number is another one than before if other rules hold. It is kept by the snapshot, and by
-    nobody else: so no rules are held that have been let go.
+    If no rule depends on the time it is the same one. It has a new number if other rules hold than
+    before. Only the snapshot itself keeps it, so that rules which were let go are not held in
+    memory.
     """
     times = snapshot.times
     if times is None:

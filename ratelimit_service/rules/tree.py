@@ -198,17 +198,17 @@ SPECIAL: Final = 2
 DETAILED: Final = 4
 REPLACES: Final = 8
 ENDS: Final = 16
-"""What a request heeds of a node: that it has no rule; that what is counted, or shown in metrics,
-is another value than the entry's; that its rule has detailed metrics, or replaces others; that it
-ends (`valid_until`)."""
+"""What a request must know of a node. It has no rule (`NO_RULE`). Not the entry's own value is
+counted, or shown in metrics (`SPECIAL`). Its rule has detailed metrics (`DETAILED`), or replaces
+others (`REPLACES`). It ends by `valid_until` (`ENDS`)."""
 
 
 class MetNode:
     """A node of a level as requests meet it: what they read of it, and nothing else.
 
-    Among 100,000 rules a request waits for memory more than for instructions. So what it reads of
-    one of them is one small object, which the look-up finds; what rules have in common is
-    elsewhere, and shared. Without a node it is of a limit that a caller brings, which has a tally,
+    Among 100,000 rules a request waits for memory more than for instructions. So all that it reads
+    of a node is in one small object, which the look-up finds. What rules have in common is
+    elsewhere, and shared. One without a node is for a limit that a caller brings: it has a tally,
     too.
     """
 

@@ -23,16 +23,16 @@ _COLLECT_SECONDS = 0.01
 
 _MIDDLE_EVERY = 10
 _OLD_EVERY = 250
-"""After so many times ten milliseconds what has outlived a collection of young objects is
-collected, and the oldest have their turn."""
+"""After so many steps of ten milliseconds objects are collected that have outlived a collection of
+young ones, and those that have outlived that, too."""
 
 _AT_ONCE = 4_500
 """The most objects looked at in a collection of others than the young: some three milliseconds."""
 
 _QUIET_NS = 500_000
 _QUIET_STEPS = 4
-"""A process that has used less of the processor since the last collection has made few objects. The
-next one comes later by so much: to wake up for it costs more than the collection."""
+"""A process that has used less time than this since the last collection has made few objects. So
+the next collection comes so many steps later: to wake up for it costs more than it frees."""
 
 _T = TypeVar("_T")
 
@@ -58,26 +58,31 @@ def spare_the_old() -> None:
 def collect() -> None:
     """Collects young objects now and every ten milliseconds, and older ones now and then.
 
-    The hot path makes no cycles, foreign code makes some: most die young, those of a slow
-    connection later. So what outlives a collection is looked at again, ten times a second, and
-    what outlives that every 2.5 seconds, each time if it is no more than `_AT_ONCE` objects. Where
-    more were made to stay (plans, by thousands of new keys a second), these are set aside unseen:
-    a count of them costs little, and they go when they are dropped, as all that is in no cycle.
-    Older objects are collected in a turn of their own, young ones at once if nobody waits.
+    The hot path makes no cycles, but foreign code makes some. Most of them are garbage soon; those
+    of a slow connection are later. So objects that outlive a collection are looked at again ten
+    times a second, and those that outlive that every 2.5 seconds. But that is done only if they are
+    `_AT_ONCE` objects at most.
+
+    Sometimes more objects were made to stay, such as plans for thousands of new keys a second.
+    These are set aside without a look: to count them costs little. They are in no cycle, so they go
+    when they are dropped.
+
+    Older objects are collected in a turn of their own. Young ones are collected at once if nobody
+    waits.
     """
     _Collector().collect()
 
 
 class _Collector:
-    """When which objects are collected. Time is counted in steps of ten milliseconds."""
+    """Says when which objects are collected. Time is counted in steps of ten milliseconds."""
 
     def __init__(self) -> None:
         self._step = self._middle_at = self._old_at = 0
         self._counts = False
-        """Whether what has outlived one collection is counted at the next one. To count many takes
-        long as well: 27,000 three milliseconds."""
+        """Whether the objects that have outlived one collection are counted at the next one. To
+        count many takes long as well: three milliseconds for 27,000."""
         self._most_old = 0
-        """There are no more objects than this that have outlived two collections."""
+        """The most objects that can have outlived two collections."""
         self._used_ns = thread_time_ns()
 
     def collect(self) -> None:

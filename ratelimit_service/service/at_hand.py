@@ -36,11 +36,11 @@ class Ready:
         self.settled = settled
         self.times = 0
         self.record: DecisionRecord | None = None
-        """What somebody who listens, or traces, hears of it."""
+        """What listeners and tracers hear of it."""
         self.queue: Rule | None = None
         """The rule into whose queue these requests go."""
         self.origins: list[CallOrigin] = []
-        """Some of those whom it was given to, if somebody asks."""
+        """Some of the callers that got it, if somebody asks who they are."""
 
 
 class AtHand:
@@ -53,10 +53,10 @@ class AtHand:
         callers: limiter.TopCallers | None = None,
         enqueue: Callable[[Rule, bytes, int], None] | None = None,
     ) -> None:
-        """`tell` hears how often an answer was given, and to some of whom, if that has a record.
+        """`tell` hears how often an answer with a record was given, and some of the callers.
 
-        `callers` are those of all rules, to which who was over is added. `enqueue` hears how often
-        a request was denied that goes into a queue.
+        Callers who were over are added to `callers`, which has those of all rules. `enqueue` hears
+        how often a request was denied that goes into a queue.
         """
         self._enqueue = enqueue
         self._tell = tell
@@ -67,7 +67,7 @@ class AtHand:
         self._given = 0
 
     def answers(self, now_us: int) -> dict[bytes, Ready]:
-        """Those that may be given at this moment; who gives one adds to its `times`."""
+        """The answers that may be given at this moment. Whoever gives one adds to its `times`."""
         if now_us - self._since_us >= _LIFE_US:
             self._since_us = now_us
             self._tally()

@@ -223,7 +223,7 @@ class LocalCache:
 
 
 def _leaks_otherwise(known: _Over | None, hit: Hit) -> bool:
-    """Whether a hit had another rate than what is known was reckoned by: the bucket may be emptier.
+    """Whether the bucket may be emptier than is known, because this hit leaks at another rate.
 
     An override can give one of the descriptors that share a bucket another rate.
     """
@@ -231,7 +231,7 @@ def _leaks_otherwise(known: _Over | None, hit: Hit) -> bool:
 
 
 def _cached(hit: Hit) -> bool:
-    """Whether a hit may be denied from here: for others the store has more to do, or to say."""
+    """Whether a hit may be denied from here. Others need the store, to count or to say more."""
     return (
         hit.addend == 1
         and hit.mode is Mode.ENFORCED

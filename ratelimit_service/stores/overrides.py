@@ -66,7 +66,8 @@ class OverridesInMemory:
         self._path = Path(path) if path else None
         self._audited: deque[str] = deque(maxlen=MOST_AUDITED)
         self._changes = 0
-        """Lines that there ever were. A place is named by how many of them are older."""
+        """How many lines there ever were. A cursor is how many of them are older than the last one
+        told."""
         self._changed = True
         self._turn = asyncio.Lock()
         """Held by a change while it writes the file: the next one begins with what it leaves."""

@@ -1,5 +1,5 @@
 """How requests reach the service over gRPC: one transport a module, health and reflection.
 
-Nothing is exported: a supervisor wants the TLS files and no grpc, which does not bear forks. A
-worker wants `h2`, and none of grpcio's memory.
+Nothing is exported. A supervisor wants the TLS files, but not grpc, which does not work in a
+process that forks. A worker wants `h2`, but not the memory that grpcio takes.
 """

@@ -61,9 +61,9 @@ class GrpcioServer:
         guests: Guests | None = None,  # noqa: ARG002 -- nor does it let anybody refuse
         reflection: bool = True,
     ) -> None:
-        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any.
+        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one.
 
-        Connections are not bounded by anybody but grpcio itself.
+        An age of 0 is no bound. Only grpcio itself bounds how many connections there are.
         """
         self._address = address
         self._certificate_required = tls is not None and tls.client_ca is not None
@@ -178,10 +178,10 @@ def _caller(context: _Context) -> CallOrigin:
 
 
 def _heard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What tasks of grpcio end with that nobody waits for.
+    """Logs errors of grpcio's tasks for which nobody waits.
 
-    If a client goes while it is being answered, and grpcio hears first that it cannot send, it
-    takes that for a fault of its own. There is nobody to tell.
+    If a client goes while it is being answered, grpcio may hear first that it cannot send. Then it
+    raises an error as if the fault were its own. There is nobody to tell.
     """
     error = context.get("exception")
     if type(error).__name__ == "ExecuteBatchError":  # grpcio does not export this class

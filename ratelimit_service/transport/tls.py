@@ -144,7 +144,7 @@ class TLSFiles:
 
 
 class _Narrowed(ssl.SSLContext):
-    """Of the clients whose certificates hold it takes those whose are for one name."""
+    """A context that takes only clients whose certificates are valid and are for one name."""
 
     san: str
 

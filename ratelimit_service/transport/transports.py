@@ -1,4 +1,7 @@
-"""Every transport, by the name that `--transport` takes. Who needs one of them imports that one."""
+"""Every transport, by the name that `--transport` takes.
+
+Each is imported only where it is used.
+"""
 
 from __future__ import annotations
 

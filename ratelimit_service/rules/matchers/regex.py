@@ -231,10 +231,10 @@ class Regex(Matcher):
         return [each for each in guesses(self.text, filler) if self.matches(each)]
 
     def covers(self, other: Matcher) -> bool:
-        """Whether it takes all that another takes: what has nothing but `.*` behind a text does.
+        """Whether it takes all that another takes: a text with only `.*` behind it takes much.
 
-        That is so for values of one line that are not too long. The key alone has the others, so
-        nothing takes all of its values (`takes_all`).
+        It takes all values of one line that begin so and are not too long. Other values go to the
+        key alone, so no expression takes all values (`takes_all`).
         """
         text = _beginning(self.text)
         if self == other or self.text in _EVERYTHING:
@@ -246,7 +246,7 @@ _EVERYTHING: Final = {".*", "^.*$", "(?s).*"}
 
 
 def _at(text: str, error: str) -> str:
-    """Where in a pattern that lies which RE2 complains of; it quotes what begins there."""
+    """Where in a pattern the mistake is that RE2 names: it quotes the text that begins there."""
     what, _, quoted_part = error.partition(": ")
     if what in {"missing )", "unexpected )"}:
         at = _lonely(text)
@@ -258,7 +258,7 @@ def _at(text: str, error: str) -> str:
 
 
 def _lonely(text: str) -> int:
-    """The place of a parenthesis without its other one; -1 if all have one."""
+    """The place of a parenthesis that has no partner; -1 if all have one."""
     opened: list[int] = []
     for part in _PARTS.finditer(text):
         if part[0] == "(":
@@ -275,9 +275,9 @@ _PARTS: Final = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\]|.", re.DOT
 
 
 def _together(patterns: Sequence[Regex]) -> tuple[int, Regex]:
-    """How many instructions one value may keep busy at most, and a pattern among these.
+    """The most instructions that one value can need, and one of the patterns that need them.
 
-    A pattern that begins with a text is out of it for values that do not.
+    A pattern that begins with a text needs none for values that begin otherwise.
     """
     *_, found = _growing_together(patterns)
     return found

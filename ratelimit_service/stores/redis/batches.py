@@ -59,12 +59,12 @@ would have too little time left is not sent, so nothing else would show that the
 """
 
 _MARGIN: Final = 4
-"""So many times as long as it seems a new request may wait to be sent. If as much waited as can
-just be answered in time, the next stall of a few milliseconds would make all of it too late, and
-most of its work is done by then. Nothing is counted faster because more waits."""
+"""The wait of a new request is reckoned so many times as long as it seems. If as much waited as can
+just be answered in time, the next stall of a few milliseconds would make all of it too late, when
+most of its work is done already. A longer queue counts nothing faster."""
 
 _OVERTAKEN: Final = 75
-"""What has less than this part of the store's time left, in percent, goes first in every other
+"""Requests with less than this part of the store's time left, in percent, go first in every other
 call."""
 
 _MAX_HELD: Final = 10_000
@@ -239,7 +239,7 @@ class Batches:
 
     @property
     def _below(self) -> int:
-        """What is of a rank below this may be sent now."""
+        """Requests of ranks below this number may be sent now."""
         under_way = sum(self._in_flight)
         if under_way < _IN_FLIGHT or (under_way < self._most_in_flight and self._fills_a_call):
             return RANKS

@@ -34,7 +34,7 @@ _MOST_DIGITS = 5
 """Of a slot or a port."""
 
 _MOST_NODES = 1_000
-"""Redis' own bound. Whoever names more is not followed: each would be a connection."""
+"""Redis' own bound. Nodes beyond it are not used: each would be a connection."""
 
 _QUICK_HOPS = 4
 _MOST_HOPS = 1_000

@@ -48,12 +48,12 @@ _ELSEWHERE: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """How a node begins to say that another one is to be asked, or later."""
 
 _ANY_SPEC: Final = spec_of(Limit(1, Unit.SECOND))
-"""Of hits that only name a place."""
+"""The spec of hits that are never counted: they only say where a key lies."""
 
 
 _MOST_LOOKS = 10
 _LOOK_AGAIN_SECONDS = 0.05
-"""So often somebody who looks at a counter asks its server, and the pause."""
+"""A look at a counter asks its server so often at most, with this pause in between."""
 
 
 def _topology(url: str, config: ShardConfig) -> Topology:

@@ -95,7 +95,7 @@ class Topology(Protocol):
 
 
 class RingOfShards:
-    """A ring, or a single server: only names and weights of the shards place the counters."""
+    """A ring, or a single server: the shards' names and weights alone place the counters."""
 
     def __init__(self, ring: Ring, config: ShardConfig) -> None:
         alone = len(ring.members) == 1

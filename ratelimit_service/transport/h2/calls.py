@@ -48,11 +48,12 @@ _ENOUGH: Final = 16
 """So many calls are a batch of their own: with more of them each would cost little less."""
 
 _MANY: Final = 32
-"""A call that is worth more usual ones is planned in a turn of its own, and counted in another."""
+"""A call that costs more than so many usual calls is planned in a turn of its own, and counted in
+another."""
 
 _STORE_LOOK_US: Final = 200
-"""For so long it holds how long calls wait in the store. To ask for each of many connections would
-take a good part of the time of those that are late."""
+"""For so long what is known of waits in the store is used again. To ask the store for each of many
+connections would take a good part of the time of those that are late."""
 
 METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
 METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
@@ -177,7 +178,7 @@ class ServiceCalls:
             self._service.bug(error)
 
     def _tell_turned_away(self) -> None:
-        """Counts the calls that connections have refused, and tells who listens of some."""
+        """Counts the calls that connections have refused, and tells listeners of some of these."""
         haste = self._haste
         refused, told = haste.refused, haste.turned_away
         haste.refused, haste.turned_away = 0, []
@@ -384,7 +385,7 @@ def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
 
 
 def _some(calls: Calls, places: Sequence[int]) -> Calls:
-    """Those of some calls that have these places among them."""
+    """The calls at these places among some calls."""
     ids, messages, origins = calls.stream_ids, calls.messages, calls.origins
     return Calls(
         calls.head,

@@ -49,7 +49,7 @@ class Control(Sending):
         super().__init__(methods, memory)
         self._headers = HeaderReader()
         self._last_accepted = MAX_WINDOW
-        """The last stream that is taken; above it none is once the client was told."""
+        """The last stream that is taken. Once the client was told, no stream above it is."""
         self._output.append(
             frames.settings(
                 {

@@ -36,8 +36,8 @@ class Drawing:
         self.begun = False
         """Whether it is read here now, and not by the loop."""
         self.chosen_us = NEVER_US
-        """Of what was read last that is to be counted, although it may have waited for long, what
-        has come since then."""
+        """Calls of the last read that came at this time or later are counted, although they may
+        have waited for long."""
         self.spread_us = 0
         """Within which time that has come."""
         self.store_us = 0

@@ -102,7 +102,7 @@ class Gathered:
     def submit(self, service: Service, now_us: int) -> None:
         """Has the calls decided; each is answered on its own connection. Raises nothing.
 
-        It is that time by `elapsed_us`.
+        `now_us` is the present time by `elapsed_us`.
         """
         try:
             if service.waits:

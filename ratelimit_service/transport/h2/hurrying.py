@@ -233,7 +233,7 @@ class Hurrying(Incoming):
         self._unanswered_for_long, self._unanswered = self._unanswered, set()
 
     def _close_if_done(self) -> None:
-        """As `OpenStreams` has it. Nobody is left without a word when the connection ends."""
+        """As `OpenStreams` does it, but first refuses the calls that have no answer yet."""
         if not self._streams and self._life.leaving is Leaving.DRAINING:
             for _ in range(2):
                 self._refuse_unanswered()

@@ -38,7 +38,7 @@ class Opening(Enum):
     SETTINGS = auto()
     """The client's first SETTINGS must come before anything else."""
     FIRST_CALL = auto()
-    """There were calls at most that are not over yet."""
+    """No call has ended yet."""
     OPEN = auto()
     """The client was told to use no table for its header blocks."""
 

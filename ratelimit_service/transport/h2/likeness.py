@@ -48,8 +48,9 @@ class Likeness:
         self.names: list[bytes] = []
         """Of the headers that vary."""
         self.told: list[tuple[bytes, bytes, int]] | None = None
-        """What blocks tell of their callers, once somebody has asked: names and values, or places
-        among the values that vary, else -1."""
+        """What blocks tell of their callers, once somebody has asked: of each header the name, the
+        value, and its place among the values that vary; the place is -1 if the value never
+        varies."""
 
     def values_of(self, block: bytes) -> list[bytes] | None:
         """The values that vary, each as it is written, behind its length; None of other blocks."""
@@ -231,9 +232,10 @@ def value_in(written: bytes) -> bytes:
 
 
 def _bounds(timeouts: Sequence[bytes]) -> Sequence[bytes]:
-    """The least and the most of these, if all of the others stand for the same as both; else all.
+    """The first and the last of these by their bytes, if all stand for the same time; else all.
 
-    Those of one length and unit are in the order of their bytes.
+    Texts of the same length and unit are ordered by their bytes as by their numbers. So if the
+    first and the last stand for the same time, all between them do.
     """
     least, most = min(timeouts), max(timeouts)
     size, count = len(least), len(timeouts)

@@ -52,15 +52,15 @@ _TIMELY: Final = 65
 to be counted and wait for no store."""
 
 _SAFELY: Final = 85
-"""Of what came within the timely part at most so much of it is counted, in percent of that part, if
-something came before. Until it is handled some time passes."""
+"""If calls came before the timely part as well, only so much of that part is counted, in percent:
+until its calls are handled some time passes."""
 
 _IN_STORE: Final = 50
 """The part of a caller's patience that its call may wait for us, and the oldest in the store. In a
 burst calls are counted for so long."""
 
 _AIM: Final = 75
-"""Late clients shall be visited about once in this part of their callers' patience. Then all of
+"""Late clients should be visited about once in this part of their callers' patience. Then all of
 their callers hear something in time."""
 
 _LEAST_PATIENCE_US: Final = 10_000
@@ -68,7 +68,8 @@ _LEAST_PATIENCE_US: Final = 10_000
 more less is counted of all clients."""
 
 _PACE: Final = 30
-"""So far, in percent, the allowance changes while callers wait, if visits are far from that."""
+"""The allowance changes by at most so much, in percent, in the time that callers wait, if visits
+are far from that aim."""
 
 _SELDOM: Final = 8
 """A part of a visit that is less than a call is counted once in so many visits, in case that visits
@@ -83,8 +84,8 @@ _RESTED: Final = 30
 again. One that is late rests longer, but less than until what comes meanwhile is too old."""
 
 _LEEWAY: Final = 10
-"""A late client is read from so much earlier, in percent of its callers' patience, than it would be
-too late for what has come since."""
+"""A late client is read from before its calls are too old: so much earlier, in percent of its
+callers' patience."""
 
 _CALM: Final = 40
 _CALM_VISITS: Final = 8
@@ -100,14 +101,15 @@ _EVER_US: Final = 1 << 60
 """Longer than anything has been running."""
 
 LOOKS: Final = 256
-"""Calls that there is no time for are told to who listens, but at most so many in a second."""
+"""Listeners are told of calls that there is no time for, but of so many in a second at most."""
 
 _GIVEN_UP: Final = 75
-"""The same share for calls that are so late that even an answer by policy would be too late."""
+"""The part of a caller's patience, in percent, after which even an answer by policy is too late."""
 
 _GONE: Final = 85
-"""The same share for calls that a refusal cannot reach in time either. These are not answered:
-their callers take them back. Who has not done so after a second is refused then."""
+"""The part of a caller's patience, in percent, after which a refusal comes too late as well. Such
+calls are not answered, since their callers take them back. Calls that are not taken back within a
+second are refused then."""
 
 _HURRIED_COST: Final = 16
 _MOST_SAVED: Final = 8_000
@@ -207,7 +209,7 @@ class Backlog:
         return Fate.REFUSED
 
     def was_late(self, now_us: int) -> bool:
-        """Whether any call was late in the time for which callers wait."""
+        """Whether a call was late a short time ago: no longer than callers wait."""
         patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
         return now_us - self.late_us <= patience_us
 

@@ -312,7 +312,10 @@ def _whole(
 
 
 def _follow(streams: Sequence[int]) -> bool:
-    """Whether these are odd, and each the next one. A client may also leave millions out."""
+    """Whether these streams are odd numbers, each the next one after that before it.
+
+    Clients may leave out numbers. Then this says no, because millions may be missing.
+    """
     first, last = streams[0], streams[-1]
     return (
         first % 2 == 1
@@ -322,14 +325,14 @@ def _follow(streams: Sequence[int]) -> bool:
 
 
 def _length_of(call: bytes, size: int) -> int:
-    """The length of the message of a call that has its front of this size; -1 if it is cut off."""
+    """The length of the message behind a call's front of this size; -1 if the front is cut off."""
     at = size - _DATA_HEAD.size
     length = int.from_bytes(call[at : at + _LENGTH_BYTES], "big")
     return length if len(call) >= size + length else -1
 
 
 def _as_usual(fronts: bytes, usual: bytes, size: int) -> int:
-    """How many of the first fronts, each of this size, are usual."""
+    """How many fronts, counted from the first, are usual; each has this size."""
     least, most = 0, len(fronts) // size
     while least < most:
         middle = (least + most + 1) // 2

@@ -58,7 +58,7 @@ def _packer(size: int) -> Callable[..., bytes]:
 
 
 _MOST_OVER: Final = 256
-"""Of so many calls that are over, and as many as are open, wider windows may be remembered."""
+"""Wider windows are remembered for the open calls, and for so many calls that are over."""
 
 
 class Sending(OpenStreams):
