@@ -52,7 +52,7 @@ def imported(name: str) -> ModuleType:
 
 
 def _give_way() -> None:
-    """Elsewhere than on Linux niceness is the whole process's, so nothing gives way there."""
+    """Makes this thread nice, but only on Linux: elsewhere only processes can be nice."""
     if sys.platform == "linux":
         with suppress(OSError):
             niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS

@@ -446,10 +446,10 @@ class Sealed(asyncio.BufferedProtocol):
 
 
 def empty_records(version: str | None, records: int, size: int, contents: int) -> int:
-    """How many of so many records that were opened had no contents for whoever is behind TLS.
+    """How many of these opened records had no contents for the protocol behind TLS.
 
-    They had `size` bytes, and `contents` have come of these. Only TLS 1.3 has records by the
-    thousand of which nothing comes; there each of them has a few bytes that do not come.
+    The records had `size` bytes, and `contents` of these were for the protocol. Only TLS 1.3 has
+    thousands of records without contents. There each record has a few bytes of its own.
     """
     if version != "TLSv1.3":
         return 0 if contents else records

@@ -84,7 +84,7 @@ class Tally:
         return taken
 
     def add(self, taken: Sequence[int]) -> None:
-        """Adds what another one has counted; of a later version, what it counts in addition not."""
+        """Adds what another one has counted, except what only later versions count."""
         for name, number in zip(_TALLIED, taken, strict=False):
             setattr(self, name, getattr(self, name) + number)
 

@@ -40,9 +40,9 @@ def start(
 ) -> ChildProcess:
     """Starts a module's `main`, with pipes. Raises OSError.
 
-    Descriptors that are `inherited` have the same numbers there. None of them is below 3.
-
-    Not for the event loop to call: uvloop forks, which grpcio's threads do not bear.
+    Descriptors that are `inherited` have the same numbers there. None of them is below 3. Call this
+    in a thread, since it waits. The event loop's own way would fork, which does not work beside
+    grpcio's threads.
     """
     code = f"from {module} import main; main()"
     return subprocess.Popen(  # noqa: S603 -- this very interpreter and package

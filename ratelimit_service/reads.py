@@ -15,14 +15,15 @@ from typing import Final
 __all__ = ["LITTLE_BYTES", "ROOM_BYTES", "ROUND_BYTES", "Reads"]
 
 ROUND_BYTES: Final = 524_288
-"""So much a round reads at once of whoever comes first: half a millisecond."""
+"""A round reads so much in large reads, from the connections that come first: half a
+millisecond."""
 
 ROOM_BYTES: Final = 65_536
 """So much is read from one connection at once."""
 
 LITTLE_BYTES: Final = 2_048
-"""So much is still read from each of the others, some ten calls; and while so many of its bytes
-wait nothing is."""
+"""Once a round has read much, so much is still read from each of the other connections: some ten
+calls. Nothing is read from those of which so many bytes wait already."""
 
 
 class Reads:

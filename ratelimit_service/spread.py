@@ -31,11 +31,9 @@ IN_PART: Final = 500
 """Items of one part of a tuple: they may be made and dropped with it, which takes longer."""
 
 PARTS: Final = 61
-"""A key is in the part `parts[hash(key) % PARTS]` of a table, for who cannot afford a call.
-
-An odd number: a dict places keys by the low bits of their hashes, so these must not be alike in all
-of a part. Among more parts more of a look-up has to come from memory.
-"""
+"""A key is in the part `parts[hash(key) % PARTS]` of a table. Code that cannot afford a call looks
+there itself. The number is odd because a dict places keys by the low bits of their hashes: these
+must not be alike in all of a part. Among more parts more of a look-up has to come from memory."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

@@ -44,7 +44,7 @@ TURN_US: Final = 2_000
 
 _WITHOUT_CALLS_US: Final = TURN_US // 4
 """So much of that time may go to pieces that bring no calls. Only calls gain by a long turn: those
-of one turn are decided together. And so much a client is taken to use who brought none last: of
+of one turn are decided together. A client that brought no calls last is taken to use as much. So of
 many such clients none comes before calls that cost little."""
 
 _LITTLE_LATELY_US: Final = 10 * TURN_US
@@ -56,7 +56,7 @@ _ASKS_LITTLE: Final = 16
 
 _LITTLE_US: Final = TURN_US // 4
 _LITTLE_CALLS: Final = 8
-"""A piece that took little has brought no more calls, and took no longer."""
+"""A piece took little if it brought at most so many calls, and took at most so long."""
 
 _VISITS: Final = 64
 """About so many visits of late clients are averaged."""
@@ -65,12 +65,12 @@ _AT_ONCE_US: Final = TURN_US // 2
 """So much of that time may go to what is handled as soon as it is read."""
 
 _MOST_LATELY_US: Final = 2 * TURN_US
-"""From so much on no more turns are added to what rest has to make good before anything is handled
-at once again."""
+"""Handling at once is made good by rest. Turns are added to what is still to be made good only
+while it is less than this."""
 
 _DEAR_US: Final = 2 * TURN_US
-"""What a piece that may take long is taken to use. It counts before the piece is handled: of many
-such pieces none comes before those that cost little."""
+"""A piece that may take long is taken to use so much before it is handled. So of many such pieces
+none comes before those that cost little."""
 
 _MOST_USED_US: Final = _DEAR_US
 """The most that a piece is taken to have used. No piece takes longer; but the machine may stand
@@ -106,7 +106,8 @@ class Waiting(Protocol):
 
 
 _GUESSED_US: Final = 10
-"""How long what is left for a turn's end takes for each call, as long as nothing is known."""
+"""How long it takes for each call to do what is left for a turn's end, before that was ever
+measured."""
 
 
 class Turns:
@@ -158,7 +159,8 @@ class Turns:
         self._asked_ns = 0
         """What this thread had used of the processor when the next turn was asked for."""
         self._put_off = False
-        """Whether the last turn was left out, for one of these two reasons."""
+        """Whether the last turn was left out: because a step was taken in its place, or because
+        this thread had used much of the processor since the turn was asked for."""
         self._held = False
         """Whether no more work may begin for now."""
         self._before_write: deque[Callable[[], None]] | None = None
@@ -358,7 +360,7 @@ class Turns:
 
     def _turn(self) -> None:
         started, since_ns = elapsed_us(), thread_time_ns()
-        # Where the loop itself had much to do, as when hundreds hang up, it goes round once more.
+        # If the loop itself had much to do, as when hundreds hang up, a turn is left out for it.
         others_us = (since_ns - self._asked_ns) // 1_000
         self._put_off = self._taken or (others_us > TURN_US and not self._put_off)
         self._taken = False
@@ -475,10 +477,10 @@ class Turns:
         self._finish_turn(handled, now)
 
     def _even_out(self, client: Waiting, took_us: int) -> None:
-        """Charges late clients alike for visits that took little: what these take on average.
+        """Charges each late client's visit that took little with what such visits take on average.
 
-        How much of a visit is counted is no matter of its client. If it were charged for that, it
-        would be visited next when its callers have gone. It has been charged for `took_us`.
+        How much of a visit is counted is not the client's doing. If it were charged for that, it
+        would be visited next when its callers have gone. It has been charged for `took_us` already.
         """
         if client.late and took_us <= _LITTLE_US:
             self._visit_us += (took_us - self._visit_us) / _VISITS

@@ -84,7 +84,7 @@ def _placed(domain: Domain | None, minute: int) -> dict[str, PlacedRule]:
 
 
 def _exceptions(old: Domain, new: Domain, minute: int) -> Iterator[Change]:
-    """Those that now end at another time, after which their callers meet a rule."""
+    """Nodes without rules that end at another time than before, if callers meet a rule then."""
     before, after = (_without_rule(domain.root.nodes, minute) for domain in (old, new))
     for path in sorted(before.keys() & after.keys()):
         was, now = before[path], after[path]
@@ -132,7 +132,7 @@ def _moved(old: Domain | None, new: Domain | None, minute: int) -> Iterator[Call
 
 
 def _by_path(moved: Sequence[Callers]) -> Mapping[str, Sequence[Callers]]:
-    """The callers that come to a rule, or leave it, and met or meet another."""
+    """By the path of each rule the callers that come to it from another, or leave it for one."""
     found: dict[str, list[Callers]] = {}
     for each in moved:
         if each.old and each.new:

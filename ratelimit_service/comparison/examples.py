@@ -101,7 +101,7 @@ def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
 
 
 def _of_pairs(matchers: Sequence[Matcher]) -> Iterator[str]:
-    """Values that two of them take, of which the first declared one gets them."""
+    """Values that two of these matchers take; the one that is declared first gets them."""
     patterns = [each for each in matchers if isinstance(each, Pattern)]
     if len(patterns) <= _MAX_PAIRED:
         for one, other in combinations(patterns, 2):
@@ -160,7 +160,7 @@ def _of_matcher(matcher: Matcher) -> Iterator[str]:
 
 
 def _taken_by_both(regex: Regex, other: Regex | Pattern) -> Iterator[str]:
-    """Values that both may take: one's with the other's in place of whatever may stand there."""
+    """Values that both may take: those of one, with one of the other where it takes anything."""
     for value in _some_of(other):
         yield from regex.values(value)
     for value in regex.values("")[:_MOST_FILLERS]:
@@ -168,7 +168,7 @@ def _taken_by_both(regex: Regex, other: Regex | Pattern) -> Iterator[str]:
 
 
 def _with(matcher: Matcher, filler: str) -> Iterable[str]:
-    """Values that a matcher takes, with this where it takes anything."""
+    """Values that a matcher takes, with `filler` where it takes anything."""
     if isinstance(matcher, Regex):
         return matcher.values(filler)
     return (matcher.text.replace("*", filler),) if isinstance(matcher, Pattern) else ()

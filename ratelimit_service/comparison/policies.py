@@ -183,7 +183,7 @@ def _named(name: str) -> str:
 
 
 def _meaning(limit: Limit) -> tuple[object, ...]:
-    """All that a limit means, but its name: two ways to write the same are equal."""
+    """All that a limit means except its name: two spellings of the same limit are equal."""
     rest = limit._replace(name="", requests_per_unit=0, burst=None, soft_ppm=0, max_wait_us=0)
     return spec_of(limit), capacity_of(limit), rest
 
@@ -208,7 +208,7 @@ def _direction(old: Limit, new: Limit) -> ChangeKind:
 
 
 def _form(limit: Limit) -> tuple[object, ...]:
-    """How is counted, apart from all numbers that can be more or less."""
+    """The way to count, without the numbers that can be more or less."""
     spec = spec_of(limit)
     form = spec.algorithm, spec.anchor, spec.buckets, spec.stepped, spec.queue, spec.own
     return *form, limit.grouping

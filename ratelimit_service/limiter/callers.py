@@ -195,7 +195,7 @@ class TopCallers:
                         self._note(found, key, Seen(limit.limit, limit.spec.limit, -1))
 
     def step(self, descriptors: int) -> int:
-        """How far it is from a request of so many to the next one of the sample."""
+        """How far the next request of the sample is, after one with so many descriptors."""
         if self._requests > 0:
             self._requests -= 1 + descriptors // _LARGE
             self.weight = 1

@@ -21,8 +21,8 @@ _MOST_GRANTS: Final = 8
 """So many grants of a descriptor are looked at; each may cost a call to the store."""
 
 
-def _rank(override: Override) -> tuple[bool, int, bool, int, str]:
-    """Who comes first: exact, by kind, with a limit's name, the newest."""
+def _precedence(override: Override) -> tuple[bool, int, bool, int, str]:
+    """Sorts overrides: exact ones first, then by kind, those that name a limit, the newest."""
     return (
         not override.exact,
         _ORDER[override.kind],
@@ -152,7 +152,7 @@ class DomainOverrides:
     def meeting(self, entries: Sequence[Entry], now_us: int) -> list[Override]:
         """Those that take a descriptor and hold now, the first one first."""
         found = [each for each in self._taking(tuple(entries)) if each.holds(now_us)]
-        found.sort(key=_rank)
+        found.sort(key=_precedence)
         return found
 
     def _taking(self, entries: tuple[Entry, ...]) -> Iterator[Override]:

@@ -17,21 +17,22 @@ from ratelimit_service.replay.use import LimitUse, RuleUse
 __all__ = ["Finding", "Suggestion", "findings_of", "suggestions"]
 
 NEAR: Final = 1.2
-"""Who asks no more than so many times the limit is close to it."""
+"""A caller that asks at most so many times the limit is close to it."""
 
 _MANY_DENIED: Final = 0.05
 """A limit that denies a larger part of its callers is looked at."""
 
 _DECORATIVE: Final = 0.10
-"""A limit of which no more was ever used denies nobody in any foreseeable time."""
+"""A limit of which at most this share was ever used will deny nobody soon."""
 
 _TIGHT: Final = 0.90
-"""A limit of which more was used, but that denied nobody, is the next one to deny."""
+"""A limit of which more than this share was used, but that denied nobody, will be the next to
+deny."""
 
 _FEW: Final = 5
 _HALF: Final = 0.5
 _FEWEST: Final = 10
-"""With fewer callers or denials shares say nothing."""
+"""With fewer callers or denials than this, shares of them say nothing."""
 
 _WORDS: Final = ("no", "one", "two", "three", "four", "five")
 

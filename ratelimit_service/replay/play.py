@@ -88,11 +88,9 @@ class Trace:
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
         self.beside: Trace | None = None
-        """The one that is asked first, if it is asked beside another one.
-
-        Each keeps plans of its own. What both have a rule for is told of the other one's, so here
-        nobody asks for more than its denials.
-        """
+        """Where two sets of rules are compared, the other one, which is asked first. Each keeps
+        plans of its own. The report tells of rules that both have by the other one's numbers. So of
+        such a rule only its denials are noted here."""
         self._prepared: list[RecordedRequest] = []
         """Requests that have a plan: a `Met` if they are one hit and nothing else."""
         self._waiting: list[Met] = []
@@ -415,7 +413,7 @@ class Trace:
 
 
 def _without_leases(request: Request) -> Request:
-    """A replay draws leases of its own, so who gives one back gives back its rule's oldest."""
+    """The request without ids of leases: a replay draws its own, so the oldest is given back."""
     if not any(each.is_negative_hits for each in request.descriptors):
         return request
     return request._replace(

@@ -29,10 +29,12 @@ WINDOW: Final = 10_000
 """A line may stand so many lines too late in its log: access logs are written when requests end."""
 
 _AT_A_TIME: Final = 4
-"""So many windows of records are sorted together: each record twice at most, mostly once."""
+"""So many windows of records are sorted together. So most records are sorted once, and none more
+than twice."""
 
 _MOST_BYTES: Final = 1 << 27
-"""Of records that wait to be sorted. If they are more, the window is half of this."""
+"""The most bytes of records that wait to be sorted. If there are more, the window has half of
+these."""
 
 _ENTRY_BYTES: Final = 200
 """An entry beside its texts, about."""
@@ -165,7 +167,7 @@ def _bytes(block: Block) -> int:
 
 
 def _beyond(requests: Sequence[RecordedRequest], most_bytes: int) -> int:
-    """How many requests must go, so that the others, the last ones, have so many bytes at most."""
+    """How many of the first requests to drop, so that the others have at most so many bytes."""
     for place in range(len(requests) - 1, -1, -1):
         most_bytes -= requests[place].size
         if most_bytes < 0:

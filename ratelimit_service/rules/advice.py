@@ -98,7 +98,7 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
 def _covers(node: Node, later: Node) -> bool:
     """Whether a node takes all values of a later one, so that the later one should come first."""
     if node.valid_until is not None or node.grouping != later.grouping:
-        return False  # something is left when it has ended, or of what it sees otherwise
+        return False  # the later one gets values once this has ended, or those of other networks
     one, other = node.matcher, later.matcher
     if one is None or other is None or not other.asked:
         return False

@@ -157,10 +157,10 @@ class _Child:
 
 
 def main() -> None:
-    """The child: takes tasks from standard input, and ends with it.
+    """The child: takes tasks from standard input, and ends when that ends.
 
-    For each it writes trees, what is to be said of files, both with an empty frame behind them, and
-    the rest.
+    For each task it writes trees and an empty frame, then what is to be said of files and an empty
+    frame, then the rest.
     """
     os.nice(NICENESS)  # requests matter more than rules
     gc.disable()  # it makes next to no garbage

@@ -64,8 +64,9 @@ class _Loader(yaml.CSafeLoader):
         self._open: dict[object, object] = {}
         """The nodes that what is composed now stands in."""
         if "!" not in text:
-            # No tag can keep a collection from `resolve`, so all are counted there. Methods of the
-            # dict do for the two below then, which would take a tenth of the composer's time.
+            # A collection without a tag always comes to `resolve`, which checks the depth. Then
+            # methods of the dict are enough for the two below, which would take a tenth of the
+            # composer's time.
             vars(self).update(
                 descend_resolver=self._open.__setitem__, ascend_resolver=self._open.popitem
             )
@@ -80,7 +81,7 @@ class _Loader(yaml.CSafeLoader):
         self._open.popitem()
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        """The tag of a node: to find out what kind of scalar a text is takes long."""
+        """The tag of a node. Those of scalars are remembered: it takes long to find them out."""
         if kind is not yaml.ScalarNode:
             if len(self._open) > self._most_deep:
                 raise _TooDeep
@@ -96,7 +97,7 @@ class _Loader(yaml.CSafeLoader):
 
 
 def _too_deep(text: str, most_deep: int) -> yaml.Event:
-    """Where it is too deep: events know it, and take no stack."""
+    """Where nesting is too deep. It is found by YAML's events, which need no stack."""
     depth = 0
     event = None
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):

@@ -1,6 +1,6 @@
 """What cannot stand on one level: nodes that take the same, and too many matchers of a kind.
 
-Whoever arranges nodes asks here first, as `Level.of` takes them for granted.
+Whoever arranges nodes must ask here first: `Level.of` does not look for conflicts.
 """
 
 from __future__ import annotations

@@ -40,10 +40,11 @@ _SLICE = 40
 """Nodes put together at once: about a millisecond's worth."""
 
 _LIKE_ONE_NODE = 10
-"""So many values of a node take as long as another one."""
+"""So many values of a node take as long to put together as one more node."""
 
 _SLICE_KEPT = 500
-"""Nodes that are kept, and so only put into their place: as many take as long."""
+"""Nodes that were kept and are only put into their place: so many take as long as a slice of
+others."""
 
 
 class _Begun(NamedTuple):

@@ -46,13 +46,14 @@ _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "ans
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
 _FORGOTTEN = {"rate_limit": "unit and requests_per_unit", "rate_limits": "a list of limits"}
-"""What to write below keys that limit something, where all below is forgotten or a comment."""
+"""What to write below a key that limits something, for files in which nothing but a comment is
+below it."""
 
 _EXAMPLE = "{unit: minute, requests_per_unit: 5}"
 """A limit, for whoever has written something else."""
 
 _MOST_KNOWN = 10_000
-"""What is written of limits, and remembered while a file is read."""
+"""The most different limits that are remembered while a file is read."""
 
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
 

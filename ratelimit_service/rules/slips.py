@@ -15,10 +15,10 @@ __all__ = ["lines_of", "slip"]
 _LINE_END = re.compile("\\r\\n|[\\n\\r\\x85\\u2028\\u2029]")
 
 _ENCLOSES = re.compile("flow|quoted")
-"""In words of YAML: what begins with a mark and ends with one."""
+"""YAML's words for what has a sign at its beginning and one at its end."""
 
 _SCANNED = re.compile("alias|anchor|tag|directive")
-"""In words of YAML: what begins with a sign that texts can begin with only in quotes."""
+"""YAML's words for what begins with a sign with which a text can begin only in quotes."""
 
 _SIGNS = "*&!%@`"
 

@@ -43,10 +43,10 @@ __all__ = [
 
 
 OVERRIDES = ""
-"""In place of a rule's path: the tallies of a domain's overrides."""
+"""Stands for a rule's path in the tallies of a domain's overrides."""
 
 UNMATCHED = "(unmatched)"
-"""In place of a rule's path: the tallies of a domain's descriptors that no rule matches."""
+"""Stands for a rule's path in the tallies of a domain's descriptors that no rule matches."""
 
 TalliesOf = Callable[[str, str], Tallies]
 """Gives the tallies of a rule by domain and path."""

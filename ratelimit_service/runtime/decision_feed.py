@@ -37,8 +37,8 @@ _MOST_BYTES_WAITING: Final = 1 << 24
 """Decisions that wait to be packed, and bytes of their requests."""
 
 _Chosen = tuple[int, DecidedBatch, Sequence[int], int]
-"""When decisions were made, with which others, their places among these, and the bytes of their
-requests."""
+"""Decisions that were chosen: when they were made, their batch, their places in it, and how many
+bytes their requests have."""
 
 Send = Callable[[bytes], bool]
 """Takes a packet; False if it is dropped. It must not wait."""
@@ -52,7 +52,7 @@ def _nowhere(_: Hit) -> str:
 
 
 def _gap(share: float) -> float:
-    """How many stand between two of which such a share is taken by chance; infinity for none."""
+    """How many decisions to pass over, drawn so that this share is taken; infinity for none."""
     if not 0 < share < 1:
         return 0 if share else math.inf
     return math.log(1 - random.random()) // math.log1p(-share)  # noqa: S311 -- no secret

@@ -23,7 +23,8 @@ _END = {signal.SIGTERM, signal.SIGINT}
 _HANDLED = _END | {RELOAD, RESTART}
 
 _ONE_WISH_SECONDS = 0.1
-"""What asks a process to end may ask its whole group in the same moment, as timeout(1) does."""
+"""Two signals to end within this time are one wish: timeout(1), for example, signals a process and
+then its whole group."""
 
 Action = Callable[[], Coroutine[Any, Any, None]]
 

@@ -139,7 +139,8 @@ class _Supervisor:
         self._restarting_into: asyncio.Task[None] | None = None
         """The restart that a worker of another version has begun."""
         self._stays = asyncio.Event()
-        """Not set once the next image is to take over. It then does what is still to be done."""
+        """Not set once the next image of the program is about to take over: that one does what is
+        left."""
         self._stays.set()
         self._signals = Signals(self._rules.reload, self._restart, self._workers.kill)
 

@@ -34,7 +34,7 @@ _COMPARED_AT_ONCE: Final = 500
 """So many are compared with what is in force between batches of requests."""
 
 _KEPT_US: Final = 60 * SECOND_US
-"""For so long ended ones are kept, for clocks that are not as far."""
+"""Ended overrides are kept for so long, for processes whose clocks are behind."""
 
 _FORGOTTEN_AT_ONCE: Final = 100
 """So many ended ones go with a change: where they are kept they are removed in one go."""
@@ -102,7 +102,7 @@ class Overrides:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """While what there is is looked at and then changed: so long nobody here changes it too.
+        """A block in which overrides are looked at and then changed; only one runs at a time here.
 
         What others have changed until now is in force at the beginning. Raises StoreError.
         """
@@ -131,7 +131,7 @@ class Overrides:
         await self.refresh()
 
     async def _take(self, found: Mapping[str, Override]) -> None:
-        """Makes what is in force what is kept, some at a time; first what is new."""
+        """Brings the overrides in force to what is kept, some at a time; new ones come first."""
         now = self.clock()
         steered = self._steered
         new: list[Override] = []

@@ -33,7 +33,7 @@ _TEMPLATES: Final = 1 << 12
 share up to their last value. Together they take 50 MB at most."""
 
 LATER: Final = Refusal(StatusCode.INTERNAL, "this request was not planned to its end")
-"""In place of what is asked while a request's values are still searched for; nobody gets it."""
+"""Stands for a request while its values are still searched for. No caller gets it."""
 
 _CHARGED: Final = Settled([], Verdict.DROPPED)
 """For a request with hits: only the store can say what becomes of it."""

@@ -126,7 +126,7 @@ class Said:
 
 
 class OfLimits:
-    """The beginning of an addition that no setting asks for: some limits do."""
+    """The base of additions that no setting asks for, but some limits do."""
 
     needs_request = False
     of_bans = False

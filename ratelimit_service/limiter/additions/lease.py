@@ -21,7 +21,7 @@ class Lease(OfLimits):
         return ALGORITHMS[limit.algorithm].leases
 
     def add(self, told: Told, said: Said) -> None:
-        """Who only looks has taken no lease."""
+        """Adds nothing for a request that only looks: it has taken no lease."""
         if told.lease:
             for _, hit, outcome in told.passed():
                 if outcome.charged and hit.spec.algorithm.leases:

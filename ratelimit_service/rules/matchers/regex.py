@@ -231,10 +231,11 @@ class Regex(Matcher):
         return [each for each in guesses(self.text, filler) if self.matches(each)]
 
     def covers(self, other: Matcher) -> bool:
-        """Whether it takes all that another takes: a text with only `.*` behind it takes much.
+        """Whether it takes all that another takes, as far as its text shows that.
 
-        It takes all values of one line that begin so and are not too long. Other values go to the
-        key alone, so no expression takes all values (`takes_all`).
+        A text with only `.*` behind it takes all values of one line that begin with the text and
+        are not too long. Other values go to the key alone, so no expression takes all values
+        (`takes_all`).
         """
         text = _beginning(self.text)
         if self == other or self.text in _EVERYTHING:

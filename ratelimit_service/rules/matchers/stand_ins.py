@@ -30,7 +30,7 @@ _AT_ONCE: Final = 500
 
 
 class _Grouped(Matcher):
-    """What a matcher takes of what addresses are grouped to."""
+    """A matcher that is held against the network of an address, not against the address."""
 
     key: ClassVar[str] = "group"
     noun: ClassVar[str] = "group"
@@ -201,9 +201,9 @@ class _Any(_Grouped):
 def stand_ins(
     value: str, matcher: Matcher | None, grouping: Grouping | None
 ) -> tuple[Matcher, ...]:
-    """What takes, of what addresses are grouped to, the value of a descriptor or what it matches.
+    """The matchers that take the networks of a descriptor's value, or of what its matcher takes.
 
-    Without a value it takes every one.
+    Without a value they take every one.
     """
     if not value:
         return (_Any(""),)

@@ -135,7 +135,7 @@ class Gathered:
 
     def answer(self, service: Service, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
-        # First what others wait for. It is no call, which could fail and leave this here for good.
+        # First, since others wait for it. A method could fail, and would leave this here for good.
         self._pending.since_us[self.rank].pop(self, None)
         if self._then is not None:
             try:

@@ -77,7 +77,7 @@ class Hurrying(Incoming):
         gone = set(taken_back)
         if haste.gone_percent:
             first = len(streams) * haste.gone_percent // 100
-            # Who keeps to the streams that we allow has no more of these open.
+            # A client that keeps to the number of streams that we allow has no more of these open.
             first = min(first, MAX_STREAMS - len(self._unanswered))
             self._unanswered.update(streams[:first])
             self._unanswered -= gone
@@ -117,9 +117,9 @@ class Hurrying(Incoming):
     ) -> tuple[int, list[int], list[int]]:
         """Passes a run of calls that are not handed on, and resets among them.
 
-        Returns where it ends, the calls' streams, and those that the client has taken back: who has
-        done so needs no refusal. The fault is ours, so later frames of the client on these streams
-        cost it as little as if they had been answered.
+        Returns where it ends, the calls' streams, and those that the client has taken back, which
+        need no refusal. The fault is ours, so later frames of the client on these streams cost it
+        as little as if they had been answered.
         """
         passed = passing.calls(data, start, block, self.latest_stream)
         self._pass(passed, events)

@@ -204,7 +204,7 @@ class H2Server:
             self._forget(*self._gone.popleft())
         self._changed()
         self._tell_if_empty()
-        if self._gone:  # others are forgotten in the next round: steps of one turn are not few
+        if self._gone:  # the others in the next round: one turn would take many such steps
             self._loop.call_soon(self._turns.go_on, self._forget_some)
 
     def _forget(self, protocol: Http2Protocol, gone: Callable[[], None]) -> None:
