@@ -258,7 +258,7 @@ def test_what_is_missing(top: Path) -> None:
     for path, told in paths.items():
         there = (top / path).read_text()
         if path == "docs/rules.md":
-            (top / path).write_text((TOP / path).read_text())
+            (top / path).write_text(there.replace(f"\n### {name}\n", "\n"))
         else:
             (top / path).unlink()
         assert told in pytest_in(top, lint).stdout
