@@ -1,8 +1,9 @@
 """Answers at hand, for requests that come again and again while there is no time to count them.
 
-There is no time to plan them either. So the last answer to the same bytes is given again, if a
-failure policy or the local cache has given it. After a moment the cache is asked again. An answer
-to a request that was counted is never at hand. What must not live here: when there is no time.
+There is no time to plan them either. So the last answer to the same bytes is given again: that of a
+failure policy or of the local cache, and a denial that a store has given and that still holds.
+After a moment they are asked again. An answer for which something was counted is never at hand.
+What must not live here: when there is no time.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.records import DecisionRecord
-from ratelimit_service.stores import Settled
+from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["AtHand", "Ready"]
+__all__ = ["HOLDS_US", "AtHand", "Ready"]
 
 _LIFE_US: Final = 50_000
 _MOST: Final = 4_096
 """For how long, and how many, answers are at hand."""
 
+HOLDS_US: Final = 2 * _LIFE_US
+"""A store's denial is at hand if it holds for so long: also if the store's answer took a while."""
+
 
 class Ready:
     """An answer, and how often it was given."""
 
-    __slots__ = ("message", "origins", "plans", "queue", "record", "settled", "times")
+    __slots__ = ("denied", "message", "origins", "plans", "queue", "record", "settled", "times")
 
     def __init__(self, message: bytes, plans: Sequence[Plan], settled: Settled) -> None:
         self.message = message
         self.plans = plans
         self.settled = settled
+        self.denied = settled.verdict is Verdict.DENIED
+        """Whether the caller is known to be over, or a failure policy denies it."""
         self.times = 0
         self.record: DecisionRecord | None = None
         """What listeners and tracers hear of it."""
@@ -65,6 +71,10 @@ class AtHand:
         self._answers: dict[bytes, Ready] = {}
         self._since_us = 0
         self._given = 0
+        self.watching = False
+        """Whether denials of stores are kept, since there was no time for some calls just now."""
+        self.denials = 0
+        """How many of the answers deny."""
 
     def answers(self, now_us: int) -> dict[bytes, Ready]:
         """The answers that may be given at this moment. Whoever gives one adds to its `times`."""
@@ -75,11 +85,13 @@ class AtHand:
 
     def put(self, body: bytes, ready: Ready) -> None:
         """Keeps an answer for which nothing was counted."""
-        if len(self._answers) < _MOST:
+        if len(self._answers) < _MOST and body not in self._answers:
             self._answers[body] = ready
+            self.denials += ready.denied
 
     def settle(self) -> int:
         """Forgets all answers; returns how many were given since the last time."""
+        self.watching = False
         self._tally()
         given, self._given = self._given, 0
         return given
@@ -87,6 +99,7 @@ class AtHand:
     def _tally(self) -> None:
         callers = self._callers
         answers, self._answers = self._answers, {}  # before anything fails: none is told twice
+        self.denials = 0
         for body, ready in answers.items():
             if ready.times:
                 limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times)

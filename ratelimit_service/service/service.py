@@ -26,7 +26,7 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
-from ratelimit_service.service.at_hand import AtHand, Ready
+from ratelimit_service.service.at_hand import HOLDS_US, AtHand, Ready
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
@@ -235,7 +235,7 @@ class Service:
                 leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
             ]
         batch.asked = asked
-        batch.hurried = hurried
+        batch.hurried, batch.steered = hurried, steered is not None
         charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
         if len(charged) < len(asked):  # rare
             batch.places = places = [
@@ -304,6 +304,10 @@ class Service:
             if batch.hurried:
                 for place, body in enumerate(batch.bodies):
                     self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
+            elif self.at_hand.watching and not batch.steered:
+                for place, settled in enumerate(found):
+                    if settled.verdict is Verdict.DENIED:
+                        self._keep_denied(batch, place, settled, answers[place])
         except Exception as error:
             self._fail(batch, error)
         else:
@@ -398,6 +402,29 @@ class Service:
         for outcome in settled.outcomes:
             if outcome is not None and (outcome.local or outcome.remaining or not outcome.over):
                 return
+        self._put_at_hand(body, asked, settled, answer)
+
+    def _keep_denied(self, batch: _Batch, place: int, settled: Settled, answer: Answer) -> None:
+        """Keeps a store's denial for the next time, if it holds for a while, and counted nothing.
+
+        Then who asks the same again is over then, too.
+        """
+        asked = batch.asked[place]
+        if not (isinstance(asked, Asked) and isinstance(answer, bytes)):
+            return
+        if asked.limits is None or asked.leasing or settled.by < 0:
+            return
+        for hit in asked.hits:
+            if hit.count_denied:
+                return
+        outcome = settled.outcomes[settled.by]
+        if outcome is None or outcome.local or outcome.reset_us < HOLDS_US:
+            return
+        if asked.hits[settled.by].spec.algorithm.cached:
+            known = Settled(settled.outcomes, settled.verdict, settled.by, cached=True)
+            self._put_at_hand(batch.bodies[place], asked, known, answer)
+
+    def _put_at_hand(self, body: bytes, asked: Asked, settled: Settled, answer: bytes) -> None:
         ready = Ready(answer, asked.plans, settled)
         if self.telling.wants_origins:
             ready.record = record(body, asked, settled, answer)
@@ -444,6 +471,7 @@ class _Batch:
         "rank",
         "size",
         "started_us",
+        "steered",
         "traced",
     )
 
@@ -464,6 +492,8 @@ class _Batch:
         self.asked: Sequence[Asked | Answer] = ()
         self.hurried = False
         """Whether there is no time to count it."""
+        self.steered = False
+        """Whether overrides are in force for some of its requests."""
         self.places: list[int] | None = None
         """Which of them were charged, if not all."""
         self.finished = False

@@ -122,16 +122,19 @@ class ServiceCalls:
         fate = self._fate(protocol, timeout_us, fate)
         if fate is Fate.COUNTED:
             return None
+        at_hand, overload = self._service.at_hand, self._overload
+        at_hand.watching = True
         haste.timeout_us = timeout_us
         haste.refusing = fate is Fate.REFUSED
         haste.gone_percent = protocol.backlog.gone_percent(protocol.drawing.spread_us)
         if haste.given:
-            self._overload.hurried(haste.given)
+            overload.hurried(haste.given)
             haste.given = 0
         if haste.turned_away:
             self._tell_turned_away()
-        if not haste.refusing:
-            haste.answers = self._service.at_hand.answers(protocol.now_us)
+        haste.answers = at_hand.answers(protocol.now_us)
+        overload.glances -= haste.glanced
+        haste.glanced, haste.glances = 0, overload.glances if at_hand.denials else 0
         return haste
 
     def _fate(self, protocol: Http2Protocol, timeout_us: int | None, fate: Fate) -> Fate:

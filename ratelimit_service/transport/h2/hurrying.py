@@ -7,11 +7,13 @@ in runs of resets, which are here as well. What must not live here: when there i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from ratelimit_service.errors import BadRequestError
+from ratelimit_service.service import Ready
 from ratelimit_service.transport.h2 import passing, runs
 from ratelimit_service.transport.h2.account import Memory, expect
 from ratelimit_service.transport.h2.costs import FRAME_US, RUN_FRAME_US, UNPACK_US
@@ -33,6 +35,11 @@ from ratelimit_service.transport.h2.streams import Methods
 __all__ = ["Hurrying"]
 
 _WHOLE_HEADERS: Final = bytes((HEADERS, END_HEADERS))
+
+_GLANCES_AT_ONCE: Final = 64
+_LEAST_GLANCES: Final = 4
+"""So many calls are looked at together whether a denial is at hand. Fewer cost as much as the
+least."""
 
 _USUAL_PARTS: Final = 2
 """Frames in which clients send a short message, and its end."""
@@ -67,7 +74,12 @@ class Hurrying(Incoming):
         head = self._known(block)
         if head is None or not haste.concerns(head):
             return 0
-        at, streams, taken_back = self._pass_calls(haste, data, start - 9, block, events)
+        begin = start - FRAME_HEAD_BYTES
+        if haste.glances > 0 and not haste.gone_percent:
+            at, streams, messages = self._take_calls(haste, data, begin, block)
+            if streams:
+                return self._deny_or_refuse(haste, at, streams, messages, block)
+        at, streams, taken_back = self._pass_calls(haste, data, begin, block, events)
         if not streams:
             return 0
         haste.refused += len(streams)
@@ -77,7 +89,7 @@ class Hurrying(Incoming):
         gone = set(taken_back)
         if haste.gone_percent:
             first = len(streams) * haste.gone_percent // 100
-            # A client that keeps to the number of streams that we allow has no more of these open.
+            # Who keeps to the streams that we allow has no more of these open.
             first = min(first, MAX_STREAMS - len(self._unanswered))
             self._unanswered.update(streams[:first])
             self._unanswered -= gone
@@ -87,6 +99,69 @@ class Hurrying(Incoming):
         if streams:
             self._output.append(runs.refusals(streams))
         return at
+
+    def _take_calls(
+        self, haste: Haste, data: bytes, at: int, block: bytes
+    ) -> tuple[int, list[int], list[bytes]]:
+        """Takes a few short calls with this header block: where they end, streams, and messages."""
+        most = min(haste.glances, _GLANCES_AT_ONCE, MAX_STREAMS - len(self._streams))
+        end, streams, messages = runs.usual_calls(data, at, block, self.latest_stream, most)
+        count = len(streams)
+        if count:
+            weight = max(count, _LEAST_GLANCES)
+            haste.glances -= weight
+            haste.glanced += weight
+            self._opens_all(streams)
+            self._consume(end - at - count * (2 * FRAME_HEAD_BYTES + len(block)))
+            self._credit(count)
+        return end, streams, messages
+
+    def _deny_or_refuse(
+        self, haste: Haste, at: int, streams: list[int], messages: list[bytes], block: bytes
+    ) -> int:
+        """Denies those of these calls whose callers are known to be over, and refuses the others.
+
+        Returns where they end, which is `at`.
+        """
+        asks = self.wants_origins
+        refused: list[int] = []
+        denied: list[int] = []
+        found: list[Ready] = []
+        for stream_id, message in zip(streams, messages, strict=True):
+            ready = haste.answers.get(message)
+            if ready is None or not ready.denied:
+                refused.append(stream_id)
+                if asks and haste.looks > 0:
+                    haste.looks -= 1
+                    haste.turned_away.append((message, self._origin(block)))
+            else:
+                denied.append(stream_id)
+                found.append(ready)
+        if denied:
+            answered = self._answer_denied(haste, denied, found)
+            self._credit(-answered)  # they are credited already
+            refused += denied[answered:]
+            for ready in found[:answered]:
+                ready.times += 1
+                if asks and haste.looks > 0:
+                    haste.looks -= 1
+                    ready.origins.append(self._origin(block))
+        haste.refused += len(refused)
+        if refused:
+            self._output.append(runs.refusals(refused))
+        return at
+
+    def _answer_denied(self, haste: Haste, streams: list[int], found: Sequence[Ready]) -> int:
+        """Answers the first of these calls, as far as windows allow; returns how many."""
+        self._streams.update(dict.fromkeys(streams))
+        try:
+            return self.answer_whole(streams, [ready.message for ready in found])
+        except Exception as error:  # then the others are refused
+            haste.failed(error)
+            return sum(stream_id not in self._streams for stream_id in streams)
+        finally:
+            for stream_id in streams:
+                self._streams.pop(stream_id, None)
 
     def _known(self, block: bytes) -> Head | None:
         """The head of a header block, if it is known."""
@@ -187,7 +262,10 @@ class Hurrying(Incoming):
         if ready is None or not self.answer_whole([stream_id], [ready.message]):
             return
         ready.times += 1
-        haste.given += 1
+        if ready.denied:
+            haste.glanced += _LEAST_GLANCES
+        else:
+            haste.given += 1
         if self.wants_origins and haste.looks > 0:
             haste.looks -= 1
             ready.origins.append(self._origin(block))

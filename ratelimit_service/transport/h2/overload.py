@@ -116,6 +116,11 @@ _MOST_SAVED: Final = 8_000
 """For each call that is decided by policy so many others must have been counted, and so many may be
 saved up for a burst. So answers by policy take a twentieth of the time at most."""
 
+_GLANCES: Final = 2
+"""For each call that is counted so many others are looked at whether their callers are known to be
+over; as many may be saved up. To look takes a few percent of what counting takes, and to deny some
+more."""
+
 _CALM_US: Final = 5_000_000
 """A worker is not overloaded any more when all calls have been counted for so long."""
 
@@ -307,6 +312,8 @@ class Haste:
         "answers",
         "failed",
         "given",
+        "glanced",
+        "glances",
         "gone_percent",
         "looks",
         "path",
@@ -332,6 +339,9 @@ class Haste:
         refusal could reach them."""
         self.given = 0
         """How many calls were given an answer at hand since this was last counted."""
+        self.glances = self.glanced = 0
+        """Of how many more late calls it may be looked whether a denial is at hand, and of how many
+        it was since this was last counted."""
         self.refused = 0
         """How many calls were refused since this was last counted."""
 
@@ -348,6 +358,8 @@ class Overload:
         self._health = health
         self._noted_us = 0
         self._saved = _MOST_SAVED
+        self.glances = _MOST_SAVED
+        """How many late calls may be looked at whether their callers are known to be over."""
 
     @property
     def may_hurry(self) -> bool:
@@ -358,6 +370,8 @@ class Overload:
         """Notes that so many calls are counted, which earns some answers by policy."""
         if self._saved < _MOST_SAVED:
             self._saved = min(_MOST_SAVED, self._saved + calls)
+        if self.glances < _MOST_SAVED:
+            self.glances = min(_MOST_SAVED, self.glances + _GLANCES * calls)
 
     def hurried(self, calls: int) -> None:
         """Notes that so many calls are decided by policy."""
