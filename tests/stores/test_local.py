@@ -150,8 +150,12 @@ async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
 
     own_redis.cont()
 
+    # Another store looks: a look of this one, as long as it counts here, would raise the limit.
+    onlooker = store_at(own_redis)
+    await started(onlooker)
     roomy = one._replace(spec=one.spec.with_numbers(10_000, one.spec.rate))
-    await counted(store, roomy, 5_000)
+    await counted(onlooker, roomy, 5_000)
+    await onlooker.close()
     await store.close()
 
 
