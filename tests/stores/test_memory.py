@@ -207,6 +207,24 @@ async def test_a_bucket_beside_new_keys_admits_no_more(clock: Time, max_counters
     assert admitted <= 400
 
 
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+async def test_new_counters_leave_alone_a_bucket_whose_rate_is_lowered(
+    clock: Time, algorithm: str
+) -> None:
+    """A bucket that is empty by its own rate keeps what counts by the rate that its rule gets."""
+    store, _, _ = small_store(clock, 1_000)
+    old = Limit(100, Unit.SECOND, algorithm=algorithm)
+    lowered = old._replace(requests_per_unit=1, burst=100)
+    await fill(store, algorithms.hit(old, 100))
+    clock.now_us += 2_200_000
+
+    await fill(store, *(hit(key=f"new{number}") for number in range(500)))
+
+    ((outcome,),) = await charged(store, [[algorithms.hit(lowered, 0)]])
+    assert outcome is not None
+    assert outcome.remaining == 2
+
+
 async def test_a_denied_request_of_new_keys_leaves_nothing(clock: Time) -> None:
     """What is new in a request that its last hit denies is taken back, whatever its algorithm.
 
