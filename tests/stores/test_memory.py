@@ -181,6 +181,27 @@ async def test_new_counters_leave_a_live_one_alone(
     assert outcome.over
 
 
+@pytest.mark.parametrize("limit", BRIEF, ids=lambda limit: spec_of(limit).key)
+async def test_new_counters_beside_a_clock_that_steps_back(clock: Time, limit: Limit) -> None:
+    """New keys free no counter that counts again when the clock steps back by a second."""
+    store, _, _ = small_store(clock, 2_000)
+    alone, _, _ = small_store(clock)
+    one = algorithms.hit(limit, capacity_of(limit), lease=b"lease--1")
+    ((outcome,),) = await charged(store, [[one]])
+    assert outcome is not None
+    assert await charged(alone, [[one]]) == [[outcome]]
+    clock.now_us += outcome.reset_us + SECOND - 1
+
+    await fill(store, *(hit(key=f"new{number}") for number in range(500)))
+
+    clock.now_us -= SECOND
+    peek = algorithms.hit(limit, 0)
+    ((found,),) = await charged(store, [[peek]])
+    assert found is not None
+    assert found.remaining < capacity_of(limit)
+    assert await charged(alone, [[peek]]) == [[found]]
+
+
 async def test_what_is_over_the_limit_of_zero_stays_so(clock: Time) -> None:
     """New keys do not free a counter whose limit is 0 and whose denied hits count."""
     store, _, _ = small_store(clock, 1_000)
