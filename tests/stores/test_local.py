@@ -15,6 +15,7 @@ from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
@@ -478,3 +479,23 @@ async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
             await asyncio.sleep(0.01)
 
     assert remaining == 9_600
+
+
+async def test_many_counters_are_told_between_charges(behind: Behind) -> None:
+    """While a charge waits a server is told no more than two script calls can count."""
+    keys = [f"{number}" for number in range(5_000)]
+    await behind.start()
+    await behind.outage()
+    await charged(behind.store, [[hit(3, key=key)] for key in keys])
+    behind.proxy.refuse = False
+    await behind.until(lambda: behind.shard.available)
+
+    told, most = sum(behind.counts(keys)), 0
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while told < 3 * 5_000:
+            await charged(behind.store, [[hit(key="probe")]])
+            before, told = told, sum(behind.counts(keys))
+            most = max(most, (told - before) // 3)
+
+    assert told == 3 * 5_000
+    assert most * weight([hit()]) <= 2 * MAX_CALL_WEIGHT
