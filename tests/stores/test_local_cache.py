@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+import redis
 
 from ratelimit_service.algorithms import capacity_of, spec_of
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Limit, Mode, Outcome, Unit
+from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Outcome, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Wanted, always
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis import RedisStore
+from tests.servers.process import PATIENCE_SECONDS
+from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, SECOND, T, charged, hearing, hit, over
+from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over
 from tests.stores.conftest import Time
+from tests.stores.redis_store import GENEROUS_US, started
 
 
 class Counting:
@@ -273,6 +280,39 @@ async def test_more_give_backs_than_are_known_by_key(fixture: Fixture) -> None:
     answer()
 
     assert await fixture.reached([hit()]) == 1
+
+
+async def test_denied_by_a_charge_that_is_given_back_late(own_redis: RedisServer) -> None:
+    """What was counted after its request was answered denies nobody once it is given back."""
+    store = RedisStore(own_redis.url, GENEROUS_US, Stats(), Health())
+    # No time passes in the cache, so that nothing leaves it because of its age.
+    cache = LocalCache(store, 1 << 20, Stats(), lambda: T)
+    store.tell_of_give_backs(cache.given_back)
+    await started(store)
+    (shard,) = store.shards
+    one = hit(limit=1, window_us=YEAR)._replace(policy=FailurePolicy.CLOSED)
+    told: list[list[Outcomes]] = []
+
+    with redis.Redis.from_url(own_redis.url) as client:
+        cache.charge([[one]], hearing(told.append))
+        while not shard.state("").under_way:
+            await asyncio.sleep(0)
+        while not client.get(one.key):
+            pass  # nor is anything read meanwhile
+        ((_, _, asked),) = store._waiting
+        asked.expire(elapsed_us())  # its time is over before its reply is read
+        assert told == [[[None]]]
+        ((denied,),) = await charged(cache, [[one]])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not shard.idle:
+                await asyncio.sleep(0.01)
+
+    assert denied is not None
+    assert denied.over
+    ((outcome,),) = await charged(cache, [[one]])
+    assert outcome is not None
+    assert (outcome.over, outcome.charged) == (False, 1)
+    await store.close()
 
 
 async def test_changed_limit(fixture: Fixture) -> None:
