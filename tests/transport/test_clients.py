@@ -12,7 +12,7 @@ from h2.settings import SettingCodes
 
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS
-from ratelimit_service.transport.h2.connection import Connection
+from ratelimit_service.transport.h2.connection import Calls, Connection
 from ratelimit_service.transport.h2.frames import ACK, END_HEADERS, FrameType, SettingId
 from tests.transport.h2_client import HEADERS, PATH, Client, messages
 
@@ -199,3 +199,23 @@ def test_table_that_is_given_up_late() -> None:
 
     assert client.connection._headers.recall(client.encoder.encode(HEADERS)) is not None
     assert not client.connection.closing
+
+
+def test_clients_that_keep_their_tables() -> None:
+    """Equal blocks of clients that keep their tables are each read by the client's own table."""
+    asked, blocks_of = [PATH, "/grpc.health.v1.Health/Check"], []
+    for path in asked:
+        client, later = Client(), []
+        for number in range(4):
+            frame = client.headers(path=path)
+            (calls,) = client.connection.receive(frame + client.data())
+            assert isinstance(calls, Calls)
+            assert calls.head.path == path.encode()
+            client.connection.answer(client.stream_id, b"")
+            if number == 0:
+                client.connection.receive(client.ack())
+            else:
+                later.append(frame[9:])
+        blocks_of.append(later)
+
+    assert blocks_of[0] == blocks_of[1]
