@@ -57,6 +57,9 @@ descriptors:
     value_to_metric: true
     detailed_metric: true
     rate_limit: {unit: minute, requests_per_unit: 9}
+  - key: free
+    metadata: {owner: {team: green}, tags: [3]}
+    rate_limit: {unlimited: true}
 """
 
 
@@ -79,6 +82,23 @@ async def test_metadata_is_merged_and_never_leaks(asking: Ask) -> None:
     assert only_b["metadata"] == {
         "owner": {"team": "blue", "phone": "7"},
         "tags": [2],
+        "more": True,
+    }
+
+
+async def test_metadata_of_an_unlimited_rule(asking: Ask) -> None:
+    """An unlimited rule's metadata is returned as any other rule's, alone and beside others."""
+    service = asking(METADATA, settings=Settings(dynamic_metadata=True))
+
+    alone = (await service.ask("free=x")).metadata
+    beside = (await service.ask("free=x", "b=y")).metadata
+
+    assert alone is not None
+    assert beside is not None
+    assert alone["metadata"] == {"owner": {"team": "green"}, "tags": [3]}
+    assert beside["metadata"] == {
+        "owner": {"team": "green", "phone": "7"},
+        "tags": [3],
         "more": True,
     }
 
