@@ -14,6 +14,7 @@ import tempfile
 import time
 from array import array
 
+from benchmarks.by_policy import hold
 from benchmarks.cpu import cpu_seconds, processes
 from benchmarks.load import SHAPES, Caller
 from benchmarks.profile import RULES
@@ -34,10 +35,14 @@ async def watch(port: int, heard: list[int]) -> None:
         writer.close()
 
 
-async def call_on(port: int, calls_a_second: int) -> None:
+async def caller_of(port: int) -> Caller:
     calls, latencies = SHAPES["zipf"](), array("d")
     loop = asyncio.get_running_loop()
     _, caller = await loop.create_connection(lambda: Caller(calls, latencies), "127.0.0.1", port)
+    return caller
+
+
+async def call_on(caller: Caller, calls_a_second: int) -> None:
     while True:
         caller.call([time.perf_counter()] * (calls_a_second // 20))
         await asyncio.sleep(0.05)
@@ -56,7 +61,8 @@ async def measure(pid: int, grpc: int, admin: int) -> None:
     print("| calls a second | pages | % of a core | the supervisor | kB a second to a page |")
     print("|---|---|---|---|---|")
     for calls in CALLS_A_SECOND:
-        calling = asyncio.create_task(call_on(grpc, calls))
+        caller = await caller_of(grpc)
+        calling = asyncio.create_task(call_on(caller, calls))
         await asyncio.sleep(2)
         pids = processes(pid)
         for _ in range(TIMES):
@@ -74,6 +80,7 @@ async def measure(pid: int, grpc: int, admin: int) -> None:
             await asyncio.gather(*pages, return_exceptions=True)
             await asyncio.sleep(6)  # who watches denials is forgotten only then
         calling.cancel()
+        hold(f"console.py: {calls} calls a second", caller.ended, caller.by_policy)
 
 
 def main() -> None:
