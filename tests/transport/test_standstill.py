@@ -28,6 +28,8 @@ pytestmark = pytest.mark.skipif(compiled(), reason="its clock cannot be replaced
 COUNT_US, BYTE_US, IDLE_US = 400.0, 0.1, 100.0
 REPLY_SECONDS = 0.002
 STOP_AT, BACK_SECONDS, SEEN_SECONDS = 0.5, 1.0, 0.5
+STOOD_STILL = 1.6
+"""Longer than a server may be silent, and than the time between two beats."""
 CONNECTIONS = 4
 BEARABLE, TOO_MANY = 1_000, 4_000
 """Calls a second: some that the service can count all of, and more than it can count."""
@@ -205,6 +207,36 @@ def test_counting_is_whole_again_within_a_second(
         # The server was found sick, and left alone, if it was the one who stood still.
         (stats,) = all_stats
         assert (stats.store_errors["circuit_open"] > 0) == (halts == "store")
+
+
+@pytest.mark.usefixtures("work")
+def test_no_connection_is_lost_because_the_machine_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Service and server stand still together for longer than a server may be silent.
+
+    The server goes on a little later, and answers what was under way.
+    """
+    made: list[OnRedis] = []
+
+    def new_store(stats: Stats, health: Health) -> OnRedis:
+        made.append(OnRedis(stepped.on_redis(stats, health)))
+        return made[-1]
+
+    def halt(seconds: float) -> None:
+        (store,) = made
+        before, after = 0.005, 0.02  # so that calls are under way
+        store.stand_still(before + seconds + after)
+        asyncio.get_running_loop().call_later(before, stepped.stand_still, seconds)
+
+    monkeypatch.setattr(stepped.CHOSEN, "store", new_store)
+
+    world = stepped.flooded(CONNECTIONS, BEARABLE, STOP_AT + STOOD_STILL + 0.5, STOOD_STILL, halt)
+
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, stepped_loop.Loop)
+    assert len(loop.servers) == 1
+    assert counted(world, STOP_AT + STOOD_STILL + 0.2, 0.2) == 0.2 * BEARABLE
 
 
 def counted(world: stepped.World, since: float, seconds: float) -> int:
