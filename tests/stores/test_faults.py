@@ -80,7 +80,7 @@ async def test_slow_way(fixture: Fixture) -> None:
     ping = shard.call("PING")
     assert ping is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not shard.late(elapsed_us()):
+        while not shard.late(elapsed_us(), 20_000):
             await asyncio.sleep(0)
     while shard.available:
         assert await charged(fixture.store, [[hit()]]) == [[None]]

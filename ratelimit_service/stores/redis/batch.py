@@ -29,6 +29,10 @@ class Batch(Protocol):
         """The time by `elapsed_us` from which nobody waits for an answer."""
 
     @property
+    def patience_us(self) -> int:
+        """If the server took so long by its own time, it is to blame for an answer too late."""
+
+    @property
     def rank(self) -> int:
         """Those of a lower rank are sent first (`Store.charge`)."""
 
@@ -67,6 +71,7 @@ class Background:
         "deadline_us",
         "finished",
         "indexes",
+        "patience_us",
         "rank",
         "requests",
         "sent",
@@ -84,6 +89,7 @@ class Background:
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.deadline_us = deadline_us
+        self.patience_us = NEVER  # nobody asks who is to blame
         self.rank = 0
         self.finished = False
         self.sent = 0
@@ -115,6 +121,7 @@ class Debt:
         "expires_us",
         "finished",
         "indexes",
+        "patience_us",
         "rank",
         "requests",
         "sent",
@@ -139,6 +146,7 @@ class Debt:
         self.expires_us = expires_us
         self.deadline_us = NEVER
         """Until when the server may count it, by `elapsed_us`. Whoever sends the debt sets it."""
+        self.patience_us = NEVER  # nobody asks who is to blame
         self.rank = 0
         self.indexes = range(len(requests))
         self.wanted: Wanted = always

@@ -389,7 +389,8 @@ class Batches:
                 each, at_us = iter(found.outcomes), found.at_us
                 for batch, indexes in call.indexes:
                     if found.late:
-                        _answer_one_by_one(batch, indexes, each, at_us)
+                        took_us = self._server.took_us(connection.answered_left_us, at_us)
+                        _answer_one_by_one(batch, indexes, each, at_us, took_us)
                     else:
                         batch.answered(indexes, each, at_us, found.within)
             else:
@@ -463,13 +464,16 @@ class Batches:
 
 
 def _answer_one_by_one(
-    batch: Batch, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int
+    batch: Batch, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, took_us: int
 ) -> None:
-    """Answers requests one by one: those that reached the server too late have no answer."""
+    """Answers requests one by one: those that reached the server too late have no answer.
+
+    By its own time the server took so long. If that is little, this process kept them too long.
+    """
     for index in indexes:
         outcomes = next(found)
         if None in outcomes:
-            batch.failed([index], "timeout")
+            batch.failed([index], "timeout" if took_us >= batch.patience_us else "overloaded")
         else:
             batch.answered([index], iter([outcomes]), at_us, False)
 

@@ -51,9 +51,9 @@ class Charge:
         "done",
         "finished",
         "given_back",
-        "impatient",
         "missing",
         "outcomes",
+        "patience_us",
         "pieces",
         "rank",
         "requests",
@@ -71,14 +71,13 @@ class Charge:
         stats: Stats,
         given_back: GivenBack,
         rank: int,
-        *,
-        impatient: bool,
+        patience_us: int,
     ) -> None:
-        """`impatient`: the caller waits for less time than the server may take to answer."""
+        """`patience_us` is as in `Batch`."""
         self.requests = requests
         self.given_back = given_back
         self.rank = rank
-        self.impatient = impatient
+        self.patience_us = patience_us
         self.done = done
         self.wanted = wanted
         self.deadline_us = deadline_us
@@ -248,6 +247,7 @@ class ShardBatch:
         "cross_shard",
         "deadline_us",
         "indexes",
+        "patience_us",
         "places",
         "rank",
         "requests",
@@ -270,6 +270,7 @@ class ShardBatch:
         """As the charge has them; a batch keeps them for answers that come too late."""
         self.shard = shard
         self.deadline_us = charge.deadline_us
+        self.patience_us = charge.patience_us
         self.rank = charge.rank
         self.requests = requests
         self.indexes = indexes
@@ -415,8 +416,8 @@ class ShardBatch:
         self.dropped(unwanted)
         if late:
             # Either the server was too slow, or this process had too much to do.
-            impatient = self.charge.impatient and late[0] < self.sent
-            self.failed(late, "timeout" if impatient or self.shard.late(read_us) else "overloaded")
+            blamed = self.shard.late(read_us, self.patience_us)
+            self.failed(late, "timeout" if blamed else "overloaded")
             self.shard.missed(read_us)
 
     def _has_answer(self, index: int) -> bool:

@@ -42,7 +42,7 @@ _MOST_HOPS = 1_000
 ends it sooner."""
 
 _AGAIN_SECONDS = 0.002
-_ASK_SECONDS = 1.0
+_ASK_US = 1_000_000
 _LOOK_SECONDS = 5.0
 """How often the slots are asked for when nothing seems wrong."""
 _URGENT_SECONDS = 0.1
@@ -202,8 +202,7 @@ class ClusterOfNodes:
             question = node.call("CLUSTER", "SLOTS")
             if question is None:
                 continue
-            await asyncio.wait([question], timeout=_ASK_SECONDS)
-            if question.done() and self._learn(question.result(), host):
+            if await node.answers(question, _ASK_US) and self._learn(question.result(), host):
                 return
 
     def _learn(self, reply: Reply, host: str) -> bool:
@@ -297,6 +296,7 @@ class Redirected:
         self.hops = hops
         self.requests = [batch.requests[index] for index in indexes]
         self.deadline_us = batch.deadline_us
+        self.patience_us = batch.patience_us
         self.rank = batch.rank
         self.sent = 0
         self.wanted: Wanted = always  # it was asked when the batch was first sent

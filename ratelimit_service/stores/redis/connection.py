@@ -135,7 +135,7 @@ class RedisConnection(asyncio.Protocol):
         self._leaving += len(answered)
 
     def _have_left(self) -> None:
-        """Notes when the bytes left: the loop writes at the end of its turn, which may be long."""
+        """Notes when the bytes left: by now, though the loop may not have written at once."""
         now = elapsed_us()
         for _ in range(self._leaving):
             self._left.append(now)

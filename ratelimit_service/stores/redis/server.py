@@ -65,7 +65,9 @@ take to answer."""
 _WELL_AFTER: Final = 3
 """A sick server is well again when it has answered so many pings in a row in time."""
 
-_PING_SECONDS: Final = 0.05
+_PING_US: Final = 50_000
+_PING_SECONDS: Final = _PING_US / 1_000_000
+"""The pause between two pings, and the most that an answer may take."""
 
 
 class User(Protocol):
@@ -188,18 +190,36 @@ class Server:
             return 0
         return deadline_us + self._ahead_us
 
-    def late(self, read_us: int) -> bool:
-        """Whether the server, and not this process, keeps calls waiting for too long.
+    def late(self, read_us: int, patience_us: int) -> bool:
+        """Whether the server, and not this process, keeps calls waiting for so long.
 
         Everything that had come by `read_us` has been read. So the server is late if a command left
-        at least one timeout before `read_us` and still has no reply.
+        that long before `read_us` and still has no reply.
         """
+        return self._waited_us(read_us) >= patience_us
+
+    def _waited_us(self, read_us: int) -> int:
         since_us = self.connection.waiting_since_us if self.connection else None
-        return since_us is not None and read_us - since_us >= self.timeout_us
+        return 0 if since_us is None else read_us - since_us
+
+    async def answers(self, reply: asyncio.Future[Reply], patience_us: int) -> bool:
+        """Whether a reply comes before the server has kept it waiting for so long."""
+        left_us = patience_us
+        while left_us > 0 and not reply.done():
+            await asyncio.wait([reply], timeout=left_us / 1_000_000)
+            read_us = elapsed_us()
+            if not reply.done():
+                await all_read()
+                left_us = patience_us - self._waited_us(read_us)
+        return reply.done()
+
+    def took_us(self, left_us: int, at_us: int) -> int:
+        """How long a call was with the server that left then, until it ran at `at_us`."""
+        return at_us - (self._ahead_us or 0) - left_us
 
     def missed(self, read_us: int) -> None:
         """Hears that a batch had no answer in time, which counts against a server that is late."""
-        if not self.late(read_us):
+        if not self.late(read_us, self.timeout_us):
             return
         if not self._missed:
             self._missed_first_us = read_us
@@ -380,10 +400,7 @@ class Server:
         answered = 0
         while answered < _WELL_AFTER and not connection.lost.done():
             ping = connection.ping()
-            await asyncio.wait([ping], timeout=min(self.timeout_us / 1_000_000, _PING_SECONDS))
-            if not ping.done():
-                await all_read()
-            if ping.done():
+            if await self.answers(ping, min(self.timeout_us, _PING_US)):
                 answered += 1
                 await asyncio.sleep(_PING_SECONDS)
             else:

@@ -177,12 +177,16 @@ class Shard:
         """
         return self._server.when_told(told)
 
-    def late(self, read_us: int) -> bool:
-        """Whether the server, and not this process, keeps calls waiting for too long.
+    def late(self, read_us: int, patience_us: int) -> bool:
+        """Whether the server, and not this process, keeps calls waiting for so long.
 
         Everything that had come by `read_us` has been read.
         """
-        return self._server.late(read_us)
+        return self._server.late(read_us, patience_us)
+
+    async def answers(self, reply: asyncio.Future[Reply], patience_us: int) -> bool:
+        """Whether a reply comes before the server has kept it waiting for so long."""
+        return await self._server.answers(reply, patience_us)
 
     def missed(self, read_us: int) -> None:
         """Hears that a batch had no answer in time, which counts against a server that is late."""

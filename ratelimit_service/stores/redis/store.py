@@ -21,7 +21,6 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit, Limit, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import (
-    AT_ONCE,
     NEVER,
     Done,
     Look,
@@ -41,7 +40,7 @@ from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, T
 
 __all__ = ["RedisStore"]
 
-_ASK_SECONDS: Final = 1.0
+_ASK_US: Final = 1_000_000
 _ASK_AGAIN_SECONDS: Final = 0.1
 _MOST_ASKED: Final = 15
 _ELSEWHERE: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
@@ -252,9 +251,11 @@ class RedisStore:
             done([])
             return
         now = elapsed_us()
-        impatient = deadline_us < now + self._timeout_us
-        if not impatient:
-            deadline_us = now + self._timeout_us
+        if deadline_us < now + self._timeout_us:
+            # The caller waits for less than the server may take. Half of that is for the server.
+            patience_us = (deadline_us - now + 1) // 2
+        else:
+            deadline_us, patience_us = now + self._timeout_us, self._timeout_us
         charge = Charge(
             requests,
             done,
@@ -263,11 +264,11 @@ class RedisStore:
             self._stats,
             self._given_back,
             rank,
-            impatient=impatient,
+            patience_us,
         )
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
-            charge.give_up(self._find_all, "overloaded" if deadline_us <= AT_ONCE else "timeout")
+            charge.give_up(self._find_all, "overloaded")
             return
         if self._only is not None:
             charge.start_whole(self._only)
@@ -357,11 +358,9 @@ class RedisStore:
 
 async def _reply(shard: Shard, asked: asyncio.Future[Reply]) -> Reply:
     """What a server replies, which may be an error. Raises StoreError if there is no reply."""
-    await asyncio.wait([asked], timeout=_ASK_SECONDS)
-    if not asked.done():
-        raise StoreError(
-            f"Redis ({shard.name}) gave no answer within {_ASK_SECONDS:g} s: try again"
-        )
+    if not await shard.answers(asked, _ASK_US):
+        seconds = _ASK_US / 1_000_000
+        raise StoreError(f"Redis ({shard.name}) gave no answer within {seconds:g} s: try again")
     reply = asked.result()
     if reply is None:
         raise StoreError(f"Redis ({shard.name}) hung up: try again")
