@@ -42,9 +42,10 @@ class Local:
         self._memory = self._empty()
         self._hits: dict[bytes, Hit] = {}
         """The last hit on each counter that has counted. Its limit is the one in force now."""
-        self._shares: dict[tuple[int, int], tuple[CounterSpec, CounterSpec]] = {}
-        """By a spec's id and the number of processes: the share, and the spec itself, so that
-        its id stays its own."""
+        self._shares: dict[int, tuple[CounterSpec, CounterSpec]] = {}
+        """By a spec's id: its share, and the spec itself, so that its id stays its own."""
+        self._processes = 0
+        """The number of processes by which these are divided."""
 
     def __len__(self) -> int:
         return len(self._hits)
@@ -52,21 +53,34 @@ class Local:
     def charge(self, hits: Sequence[Hit], processes: int, now_us: int) -> list[Outcome]:
         """Settles the hits as one request, each on this process's share of its limit.
 
-        `now_us` is by the store's clock, as far as it is known.
+        `now_us` is by the store's clock, as far as it is known. There is no outcome after a fault
+        of ours.
         """
+        return self.charge_each([hits], processes, now_us)[0]
+
+    def charge_each(
+        self, requests: Sequence[Sequence[Hit]], processes: int, now_us: int
+    ) -> list[list[Outcome]]:
+        """Settles these requests one after the other, as `charge` does."""
         self._now_us = now_us
-        shared = [hit._replace(spec=self._share(hit.spec, processes)) for hit in hits]
-        outcomes: list[Outcome] = []
-
-        def done(found: list[Settled]) -> None:
-            charged = found[0].outcomes
-            outcomes.extend(each.replaced(local=True) for each in charged if each is not None)
-
-        self._memory.charge([shared], done)
-        for hit, shared_hit, outcome in zip(hits, shared, outcomes, strict=True):
-            if hit.key in self._hits or (outcome.charged and len(self._hits) < _MAX_COUNTERS):
-                self._hits[hit.key] = shared_hit._replace(spec=hit.spec)
-        return outcomes
+        self._divide_by(processes)
+        known, share = self._shares.get, self._share
+        settled: list[Settled] = []
+        shared = [
+            [Hit(hit[0], (known(id(hit[1])) or share(hit[1]))[1], *hit[2:]) for hit in hits]
+            for hits in requests
+        ]
+        self._memory.charge(shared, settled.extend)
+        last = self._hits
+        charged: list[list[Outcome]] = []
+        for hits, one in zip(requests, settled, strict=True):
+            outcomes: list[Outcome] = one.outcomes  # type: ignore[assignment]  # memory has all
+            for hit, outcome in zip(hits, outcomes, strict=False):
+                outcome.local = True  # nobody else has seen it yet
+                if hit[0] in last or (outcome.charged and len(last) < _MAX_COUNTERS):
+                    last[hit[0]] = hit
+            charged.append(outcomes)
+        return charged
 
     def hand_back(self, processes: int, now_us: int) -> Iterator[tuple[list[list[Hit]], int]]:
         """Takes out, for each counter, requests that count the same, and for how long they matter.
@@ -87,7 +101,8 @@ class Local:
             # were larger while there were fewer processes.
             overfull = hit.spec.algorithm.denied >= Denied.COUNTED
             most = MAX_ADDEND if overfull else hit.spec.limit
-            share = self._share(hit.spec, processes)
+            self._divide_by(processes)  # hits that came between may have known another number
+            share = self._share(hit.spec)[1]
             # A refund of 0 hits tells when the counter is like a new one, even if the limit has
             # become lower.
             peek = hit._replace(
@@ -117,17 +132,22 @@ class Local:
                     pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.spec)]
                 yield [[piece] for piece in pieces], expires_us
 
-    def _share(self, spec: CounterSpec, processes: int) -> CounterSpec:
-        known = self._shares.get((id(spec), processes))
-        if known is None:
-            if len(self._shares) >= _MAX_COUNTERS:
-                self._shares.clear()
-            limit, rate = -(-spec.limit // processes), -(-spec.rate // processes)
-            if processes > 1 and not spec.algorithm.divided:
-                limit = 0  # this algorithm's limit cannot be counted in parts
-            known = spec, spec.with_numbers(limit, rate)
-            self._shares[id(spec), processes] = known
-        return known[1]
+    def _divide_by(self, processes: int) -> None:
+        """Sets the number of processes that share limits."""
+        if processes != self._processes:
+            self._processes = processes
+            self._shares.clear()
+
+    def _share(self, spec: CounterSpec) -> tuple[CounterSpec, CounterSpec]:
+        """Works out a spec's share, and remembers it. The spec itself comes first."""
+        if len(self._shares) >= _MAX_COUNTERS:
+            self._shares.clear()
+        processes = self._processes
+        limit, rate = -(-spec.limit // processes), -(-spec.rate // processes)
+        if processes > 1 and not spec.algorithm.divided:
+            limit = 0  # this algorithm's limit cannot be counted in parts
+        known = self._shares[id(spec)] = spec, spec.with_numbers(limit, rate)
+        return known
 
     def _empty(self) -> MemoryStore:
         # Nobody looks at its health, because the store is already reported as away.

@@ -24,6 +24,10 @@ pytestmark = pytest.mark.skipif(compiled(), reason="functions of Python are coun
 CALLS, TIMES = 64, 5
 """So many calls are a batch, and so many batches are looked at."""
 
+LOCAL_COST = 1.4
+"""What a decision by `local` may cost beside a counted one: it is a decision by policy, and a count
+in memory besides."""
+
 RULES = """
 domain: edge
 descriptors:
@@ -59,13 +63,13 @@ async def functions(asking: Asking, deadline_us: int = NEVER) -> int:
     return min(found[1:])
 
 
-@pytest.mark.parametrize("policy", [FailurePolicy.OPEN, FailurePolicy.CLOSED, FailurePolicy.ERROR])
+@pytest.mark.parametrize("policy", FailurePolicy)
 async def test_a_decision_by_policy_costs_no_more_than_a_counted_one(
     tmp_path: Path, own_redis: RedisServer, policy: FailurePolicy
 ) -> None:
     """Neither if there is no time, nor if the server is gone. So the service is no slower then.
 
-    That is not so for `local`, which counts in this process.
+    `local` costs somewhat more, since it counts in this process.
     """
     stats, health = Stats(), Health()
     store = RedisStore(own_redis.url, GENEROUS_US, stats, health)
@@ -84,5 +88,6 @@ async def test_a_decision_by_policy_costs_no_more_than_a_counted_one(
     assert asking.stats.policy_decisions == {policy: 2 * TIMES * CALLS * each}
     await store.close()
 
-    assert without_time <= counted
-    assert gone <= counted
+    bound = LOCAL_COST * counted if policy is FailurePolicy.LOCAL else counted
+    assert without_time <= bound
+    assert gone <= bound

@@ -128,7 +128,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
 
 
 async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
-    """What can be decided neither with Redis nor without is answered at its deadline, once."""
+    """What can be decided neither with Redis nor without has no outcome, and is answered once."""
     store = RedisStore(own_redis.url, 300_000, Stats(), Health())
     await started(store)
     bad = UNKNOWN._replace(policy=FailurePolicy.LOCAL)

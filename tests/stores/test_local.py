@@ -207,6 +207,26 @@ def test_pool_that_denied_a_low_priority_last(limit: Limit) -> None:
     assert found.remaining == 0
 
 
+def test_shares_follow_the_number_of_processes() -> None:
+    """A share is the Nth part by the number of now, also while others are being handed back."""
+    local = Local(Stats())
+    buckets = algorithms.TOKENS._replace(requests_per_unit=12, burst=12)
+    local.charge([algorithms.hit(buckets, key="a")], 3, T)
+    local.charge([algorithms.hit(buckets, key="b")], 3, T)
+    handed = [next(back := local.hand_back(3, T))]
+
+    one = hit(4, limit=12)
+    assert local.charge([one], 3, T)[0].charged == 4
+    assert local.charge([one._replace(key=hit(key="b").key)], 4, T)[0].over
+
+    handed += back
+    assert [requests for requests, _ in handed] == [
+        [[one._replace(mode=Mode.SHADOW, count_denied=True)] for one in (first,)]
+        for first in (algorithms.hit(buckets, key="a"), algorithms.hit(buckets, key="b"))
+    ]
+    assert len({left_us for _, left_us in handed}) == 1
+
+
 def test_ended_leases_are_not_handed_back() -> None:
     """A lease that has ended while the store was away is over, also beside one that has not."""
     local = Local(Stats())

@@ -105,10 +105,16 @@ class Charge:
         for batch in list(self.batches):
             batch.shard.charge(batch)
 
-    def give_up(self, find_all: FindAll, reason: str) -> None:
-        """Ends the charge before it began: its caller has no time left."""
+    def give_up(self, find_all: FindAll, only: Shard | None, reason: str) -> None:
+        """Ends the charge before it began: its caller has no time left.
+
+        `only` is the shard in which everything lies, if there is one.
+        """
         if [hit for hits in self.requests for hit in hits if hit[8] is _LOCAL]:
-            self._divide(find_all)
+            if only is not None:
+                self._make_whole(only)
+            else:
+                self._divide(find_all)
             for batch in list(self.batches):
                 batch.failed(range(len(batch.requests)), reason)
         else:
@@ -144,9 +150,12 @@ class Charge:
 
     def start_whole(self, shard: Shard) -> None:
         """Does what `start` does, when everything lies in one shard."""
+        shard.charge(self._make_whole(shard))
+
+    def _make_whole(self, shard: Shard) -> ShardBatch:
         batch = ShardBatch(self, shard, list(self.requests), _all(len(self.requests)))
         self.batches.append(batch)
-        shard.charge(batch)
+        return batch
 
     def settle(self, index: int, settled: Settled) -> None:
         """Takes the result of one request."""
@@ -390,6 +399,9 @@ class ShardBatch:
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         charge, count, at_us = self.charge, 0, self.shard.now_us()
+        if not self.places and self._all_local(indexes):
+            self._count_here(indexes, reason, at_us)
+            return
         for index in indexes:
             if self._has_answer(index):
                 continue
@@ -404,6 +416,29 @@ class ShardBatch:
                 give_back_here(self.shard, hits, found, at_us)
         if count:
             charge.less(count)
+
+    def _all_local(self, indexes: Sequence[int]) -> bool:
+        """Whether all hits of these requests are counted in this process, if not by the shard."""
+        requests = self.requests
+        return not [hit for at in indexes for hit in requests[at] if hit[8] is not _LOCAL]
+
+    def _count_here(self, indexes: Sequence[int], reason: str, at_us: int) -> None:
+        """Counts whole requests in this process, all together.
+
+        As each counts as a whole or not at all, there is nothing to give back between them.
+        """
+        charge, of = self.charge, self.indexes
+        if charge.finished:
+            return
+        settled = charge.settled
+        open_ = [index for index in indexes if settled[of[index]] is _PENDING]
+        requests = [self.requests[index] for index in open_]
+        charge.stats.store_errors[reason] += sum(map(len, requests))
+        found = self.shard.charge_each_here(requests, at_us)
+        for index, hits, outcomes in zip(open_, requests, found, strict=True):
+            settled[of[index]] = judge(hits, [*outcomes] or [None] * len(hits))
+        if open_:
+            charge.less(len(open_))
 
     def expire(self, read_us: int) -> None:
         """Ends the requests without an answer; the shard finds out if its server is to blame."""

@@ -79,6 +79,12 @@ class Debts:
         """Settles hits in this process alone, on its share of their limits."""
         return self._local.charge(hits, self._server.processes, at_us)
 
+    def charge_each_here(
+        self, requests: Sequence[Sequence[Hit]], at_us: int
+    ) -> list[list[Outcome]]:
+        """Settles these requests one after the other, as `charge_here` does."""
+        return self._local.charge_each(requests, self._server.processes, at_us)
+
     def untold(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """Takes out all that the server has not been told, by counters, with the time it is over.
 

@@ -113,6 +113,12 @@ class Shard:
         """Settles hits in this process alone, on its share of their limits."""
         return self._debts.charge_here(hits, at_us)
 
+    def charge_each_here(
+        self, requests: Sequence[Sequence[Hit]], at_us: int
+    ) -> list[list[Outcome]]:
+        """Settles these requests one after the other, as `charge_here` does."""
+        return self._debts.charge_each_here(requests, at_us)
+
     def wait_us(self, rank: int) -> int:
         """How long a new request of this rank would wait for its reply."""
         return self._batches.wait_us(rank)

@@ -268,7 +268,7 @@ class RedisStore:
         )
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
-            charge.give_up(self._find_all, "overloaded")
+            charge.give_up(self._find_all, self._only, "overloaded")
             return
         if self._only is not None:
             charge.start_whole(self._only)
