@@ -73,7 +73,7 @@ class _Leases:
         self.total += hits
         self.last = self.now_us
 
-    def addseveral(self, several: bytes, limit: int) -> int:
+    def add_several(self, several: bytes, limit: int) -> int:
         """Takes those for which there is room; returns their hits."""
         added, taken = [], 0
         for hits, lease in _ONE_OF_SEVERAL.iter_unpack(several):
@@ -131,7 +131,7 @@ def charge(
     limit, window_us = spec.limit, spec.window_us
     leases = _Leases(state, now_us, window_us)
     if len(lease) > _ID_SIZE:
-        taken = leases.addseveral(lease, limit)
+        taken = leases.add_several(lease, limit)
         state = leases.state() if taken else state
         remaining, reset_us = max(0, limit - leases.total), _reset_us(leases, now_us, window_us)
         return step((True, state, remaining, reset_us, 0, taken, leases.damaged))

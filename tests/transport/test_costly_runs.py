@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType as PythonFrame
 
 import pytest
 
@@ -20,6 +17,7 @@ from ratelimit_service.transport.h2.frames import END_STREAM, ErrorCode, FrameTy
 from ratelimit_service.transport.h2.headers import HeaderReader
 from ratelimit_service.transport.h2.overload import Allowance
 from tests.service.asking import Asking, Timed, descriptor
+from tests.transport.counted_work import work_of
 from tests.transport.h2_client import Client
 from tests.transport.many_calls import BLOCKS, Late, block, call, message, split, traced
 from tests.transport.served_ends import RULES, Ends
@@ -27,22 +25,6 @@ from tests.transport.served_ends import RULES, Ends
 USUAL = BLOCKS[0]
 PIECE = 32
 """Calls or frames that a client is allowed in a visit."""
-
-
-def work_of(act: Callable[[], object]) -> int:
-    """How many functions are called meanwhile, those of Python itself too."""
-    work = 0
-
-    def count(frame: PythonFrame | None, event: str, argument: object) -> None:
-        nonlocal work
-        work += event in {"call", "c_call"}
-
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return work
 
 
 def pieces(client: Client, data: bytes, size: int = 8_192) -> list[int]:

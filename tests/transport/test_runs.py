@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle, islice, takewhile
-from types import FrameType as PythonFrame
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +20,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
 )
 from ratelimit_service.transport.h2.limits import MAX_STREAMS
+from tests.transport.counted_work import work_of
 from tests.transport.many_calls import (
     BLOCK,
     BLOCKS,
@@ -246,17 +245,7 @@ def test_a_refusal_costs_next_to_nothing_whatever_calls_look_like(
         for each in streams if together else ():
             data += frames.rst_stream(each - 2 * size, ErrorCode.CANCEL)
 
-    work = 0
-
-    def count(frame: PythonFrame | None, event: str, argument: object) -> None:
-        nonlocal work
-        work += event in {"call", "c_call"}
-
-    sys.setprofile(count)
-    try:
-        client.connection.receive(data)
-    finally:
-        sys.setprofile(None)
+    work = work_of(lambda: client.connection.receive(data))
 
     assert client.haste.refused - before == 500
     assert work < (30 if together else 20) * 500

@@ -78,7 +78,8 @@ class Hurrying(Incoming):
         if haste.glances > 0 and not haste.gone_percent:
             at, streams, messages = self._take_calls(haste, data, begin, block)
             if streams:
-                return self._deny_or_refuse(haste, at, streams, messages, block)
+                self._deny_or_refuse(haste, streams, messages, block)
+                return at
         at, streams, taken_back = self._pass_calls(haste, data, begin, block, events)
         if not streams:
             return 0
@@ -117,12 +118,9 @@ class Hurrying(Incoming):
         return end, streams, messages
 
     def _deny_or_refuse(
-        self, haste: Haste, at: int, streams: list[int], messages: list[bytes], block: bytes
-    ) -> int:
-        """Denies those of these calls whose callers are known to be over, and refuses the others.
-
-        Returns where they end, which is `at`.
-        """
+        self, haste: Haste, streams: list[int], messages: list[bytes], block: bytes
+    ) -> None:
+        """Denies those of the calls whose callers are known to be over, and refuses the others."""
         asks = self.wants_origins
         refused: list[int] = []
         denied: list[int] = []
@@ -149,7 +147,6 @@ class Hurrying(Incoming):
         haste.refused += len(refused)
         if refused:
             self._output.append(runs.refusals(refused))
-        return at
 
     def _answer_denied(self, haste: Haste, streams: list[int], found: Sequence[Ready]) -> int:
         """Answers the first of these calls, as far as windows allow; returns how many."""
