@@ -55,6 +55,8 @@ class WorkerProcess:
         self.connections = connections
         self._messages = messages
         self._channel: Channel | None = None
+        self._unsent: list[tuple[MessageKind, bytes]] = []
+        """Messages to it from before `listen`."""
         self._rest = b""
         """The part that has come of an incomplete message; set between two program images."""
         self.version = ""
@@ -120,8 +122,15 @@ class WorkerProcess:
         return worker
 
     async def listen(self, received: Received) -> None:
-        """Listens to the worker from now on."""
+        """Listens to the worker from now on, and sends what was to be sent before.
+
+        Must not be cancelled: of a socket that is opened and given up again uvloop never says
+        that it is lost, so nobody would see the worker's end.
+        """
         self._channel = await Channel.open(self._messages, received, self.lost.set, self._rest)
+        for kind, payload in self._unsent:
+            self._channel.send(kind, payload)
+        self._unsent.clear()
 
     async def hears(self) -> bool:
         """Waits until all messages to it are sent; returns whether that was in time.
@@ -194,8 +203,10 @@ class WorkerProcess:
         }
 
     def send(self, kind: MessageKind, payload: bytes = b"") -> None:
-        """Sends it a message; does nothing if it is gone."""
-        if self._channel is not None:
+        """Sends it a message, once somebody listens to it; does nothing if it is gone."""
+        if self._channel is None:
+            self._unsent.append((kind, payload))
+        else:
             self._channel.send(kind, payload)
 
     def answered(self, kind: int, payload: bytes) -> None:

@@ -290,7 +290,8 @@ class Workers(AskedWorkers):
     async def _open(self, worker: WorkerProcess) -> None:
         self._all.append(worker)
         self._do(self._see_off(worker))
-        await worker.listen(partial(self._received, worker))
+        # Who waits for this may be told to stop, in the midst of a restart that is broken off.
+        await asyncio.shield(self._do(worker.listen(partial(self._received, worker))))
 
     async def _see_off(self, worker: WorkerProcess) -> None:
         """Waits for a worker's end, and has another take its place."""
@@ -454,10 +455,11 @@ class Workers(AskedWorkers):
         if taken := said.get("counters"):
             self._stats.add(taken)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+import uvloop
 
 from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health, Phase
@@ -26,13 +27,14 @@ class Fake(WorkerProcess):
 
     def __init__(self, number: int) -> None:
         super().__init__(number, os.getpid(), *socket.socketpair())
+        self.heard = False
 
     @classmethod
     def spawn(cls, number: int, **_: bool) -> Fake:
         return cls(number)
 
     async def listen(self, received: Received) -> None:
-        self._received = received
+        self._received, self.heard = received, True
 
     def serve(self) -> None:
         self._received(MessageKind.READY, b"")
@@ -57,21 +59,22 @@ class Fake(WorkerProcess):
         return "died"
 
 
+def so_many(count: int) -> Workers:
+    return Workers(
+        Settings(),
+        count,
+        Stats(),
+        Health(),
+        Rulebook(),
+        Guests(),
+        lambda: None,
+        lambda _: None,
+    )
+
+
 class Fixture:
     def __init__(self) -> None:
-        self.workers = self.of(2)
-
-    def of(self, count: int) -> Workers:
-        return Workers(
-            Settings(),
-            count,
-            Stats(),
-            Health(),
-            Rulebook(),
-            Guests(),
-            lambda: None,
-            lambda _: None,
-        )
+        self.workers = so_many(2)
 
     async def start(self) -> None:
         starting = asyncio.create_task(self.workers.start())
@@ -82,7 +85,7 @@ class Fixture:
 
     @property
     def all(self) -> list[Fake]:
-        return [worker for worker in self.workers._all if isinstance(worker, Fake)]
+        return [each for each in self.workers._all if isinstance(each, Fake) and each.heard]
 
     @property
     def numbers(self) -> list[int]:
@@ -180,3 +183,27 @@ async def test_no_worker_left(fixture: Fixture) -> None:
     await fixture.until(lambda: fixture.numbers == [1, 2])
     fixture.all[0].serve()
     await fixture.until(lambda: health.serving)
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("rounds", range(6))
+def test_restart_that_is_broken_off(
+    loop: Callable[[], asyncio.AbstractEventLoop], rounds: int
+) -> None:
+    """A worker that a restart has just started hears that it is to end, and its end is noticed.
+
+    The restart is broken off after so many rounds of the loop: each finds it at another step.
+    """
+
+    async def broken_off() -> None:
+        workers = so_many(1)
+        restart = asyncio.create_task(workers.replace())
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        restart.cancel()
+        await asyncio.wait({restart})
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await workers.stop(int(PATIENCE_SECONDS * 1_000_000))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(broken_off())
