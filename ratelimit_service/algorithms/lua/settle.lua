@@ -1,6 +1,6 @@
 -- The rule of passing: the same as settle.py, see there. Expects the table `algorithms`.
 -- A hit is { key, spec, addend, mode, count_denied, refund, lease, joined, receipt }, its spec
--- { algorithm, limit, window, … } as in Python; `read` gives a key's state. Returns a step for
+-- { algorithm, limit, window and so on } as in Python; `read` gives a key's state. Returns a step for
 -- each hit and, by key, the steps to write. No redis.call here.
 
 local ENFORCED, SHADOW, QUOTA = 0, 1, 2

@@ -1,9 +1,8 @@
 """Header blocks, field by field: HPACK's decoder (RFC 7541) with the client's dynamic table.
 
 Its cost is bounded: values that nobody reads are not decoded, a list above the announced size is
-not put together, and a list far above it ends the connection. Of the `hpack` package the static
-table and the Huffman states are used; in tests the whole package is the oracle. What must not live
-here: what headers mean.
+not put together, and a list far above it ends the connection. In tests the `hpack` package is the
+oracle. What must not live here: what headers mean, nor what the RFC lists (`hpack_tables`).
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from hpack.huffman_table import (
-    HUFFMAN_COMPLETE,
-    HUFFMAN_EMIT_SYMBOL,
-    HUFFMAN_FAIL,
-    HUFFMAN_TABLE,
-)
-from hpack.table import HeaderTable
-
 from ratelimit_service.transport.h2.costs import FIELD_NS, HUFFMAN_BYTE_NS
+from ratelimit_service.transport.h2.hpack_tables import (
+    CODE_BITS,
+    END_OF_TEXT,
+    STATIC_FIELDS,
+    codes,
+)
 
 __all__ = ["MAX_LIST_BYTES", "WANTED", "BlockError", "Field", "FieldReader", "unhuffed"]
 
@@ -61,7 +58,7 @@ WANTED: Final = frozenset(
 )
 """Headers whose values matter."""
 
-_STATIC: Final[tuple[tuple[bytes, bytes], ...]] = HeaderTable.STATIC_TABLE
+_STATIC: Final = STATIC_FIELDS
 _STATIC_COUNT: Final = len(_STATIC)
 
 
@@ -246,30 +243,58 @@ _names: Final[dict[bytes, bytes]] = {}
 """Names by their Huffman codes: there are few, and decoding is slow."""
 
 
+_ROOT: Final = 1
+"""A state of the Huffman decoder is the bits of a code that has begun, behind a 1."""
+
+_SYMBOLS: Final = {
+    (_ROOT << CODE_BITS[symbol]) | code: symbol for symbol, code in enumerate(codes())
+}
+"""What the decoder has read when it comes to a state."""
+
+_ENDS: Final = frozenset((_ROOT << ones) | ((1 << ones) - 1) for ones in range(8))
+"""In these states a text may end: it is filled up to whole bytes with ones."""
+
 _Step = tuple[int, bytes, bool]
-"""What a byte does to the Huffman decoder: its next state, the text read, may it end."""
+"""What a byte does to the decoder: its next state, eight bits higher; the text read; may it end."""
 
 _steps: Final[dict[int, _Step]] = {}
 """By state and byte, filled as they come: at most 65,536 entries."""
 
 
+_halves: Final[dict[int, tuple[int, bytes]]] = {}
+"""What half a byte does, by state and bits: at most 4,096 entries, of which steps are made."""
+
+
 def _step(key: int) -> _Step:
-    """The two steps that the package's table has for the halves of a byte."""
-    state, text, flags = key >> 8, b"", 0
-    for half in ((key >> 4) & 0xF, key & 0xF):
-        state, flags, symbol = HUFFMAN_TABLE[state * 16 + half]
-        if flags & HUFFMAN_FAIL:
-            raise BlockError("no Huffman code")
-        if flags & HUFFMAN_EMIT_SYMBOL:
-            text += bytes((symbol,))
-    step = state << 8, text, flags & HUFFMAN_COMPLETE != 0
+    """Reads a byte, which is the lowest bits of the key; the state is above them."""
+    state, first = _half(key >> 4)
+    state, second = _half((state << 4) | (key & 0xF))
+    step = state << 8, first + second, state in _ENDS
     _steps[key] = step
     return step
 
 
+def _half(key: int) -> tuple[int, bytes]:
+    """Reads four bits; returns the next state and the text read."""
+    known = _halves.get(key)
+    if known is not None:
+        return known
+    state, text = key >> 4, b""
+    for at in (3, 2, 1, 0):
+        state = (state << 1) | ((key >> at) & 1)
+        symbol = _SYMBOLS.get(state)
+        if symbol == END_OF_TEXT:
+            raise BlockError("no Huffman code")
+        if symbol is not None:
+            text += bytes((symbol,))
+            state = _ROOT
+    _halves[key] = state, text
+    return state, text
+
+
 def unhuffed(coded: bytes) -> bytes:
     """What Huffman-coded bytes stand for. Raises BlockError."""
-    state, complete = 0, True
+    state, complete = _ROOT << 8, True
     text: list[bytes] = []
     try:
         for byte in coded:
@@ -285,7 +310,7 @@ def unhuffed(coded: bytes) -> bytes:
 
 def _learn_steps(coded: bytes) -> None:
     """Fills in all steps that these bytes need. Raises BlockError."""
-    state = 0
+    state = _ROOT << 8
     for byte in coded:
         step = _steps.get(state | byte)
         if step is None:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
-from hpack.huffman_constants import REQUEST_CODES_LENGTH
+from ratelimit_service.transport.h2.hpack_tables import CODE_BITS, END_OF_TEXT
 
 __all__ = ["unhuffed_together"]
 
@@ -33,9 +33,9 @@ _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 def _head() -> bytes:
     """The head of a DEFLATE block with these codes (RFC 1951, section 3.2.7), in whole bytes."""
-    lengths = [length if length <= _LONGEST else 0 for length in REQUEST_CODES_LENGTH[:256]]
+    lengths = [length if length <= _LONGEST else 0 for length in CODE_BITS[:END_OF_TEXT]]
     lengths[_LAST_OF_14], lengths[_STOP[0]] = 0, _LONGEST
-    end_of_block = REQUEST_CODES_LENGTH[_LAST_OF_14]
+    end_of_block = CODE_BITS[_LAST_OF_14]
     no_distances = [0, 0]
     empty_block = "010" + "0000000"  # it fills up to whole bytes
     counts = "00000" + "10000" + "1111"  # of codes of texts, of distances, of lengths
