@@ -74,6 +74,11 @@ async def _work(messages: socket.socket, connections: socket.socket) -> int:
     return await _Worker(connections).work(messages)
 
 
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    """Waits for one of them."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
 class _RulesEnd(NamedTuple):
     """What the supervisor says of the rules beside their trees."""
 
@@ -94,7 +99,8 @@ class _Worker:
         self._book = Rulebook()
         self._settled: asyncio.Future[tuple[int, Settings]] = self._loop.create_future()
         self._parts: asyncio.Queue[bytes | _RulesEnd] = asyncio.Queue()
-        self._ruled = asyncio.Event()
+        self._ruled: asyncio.Future[None] = self._loop.create_future()
+        """Is done once there are rules to serve with."""
         self._told: asyncio.Future[tuple[Phase, int]] = self._loop.create_future()
         """How to end, and how long it may take."""
         self._deciding: Deciding | None = None
@@ -115,8 +121,7 @@ class _Worker:
         """Works until it is told to end; returns the exit code."""
         self._channel = await Channel.open(messages, self._received, self._lost)
         self._channel.send_json(MessageKind.HELLO, {"version": __version__})
-        futures: list[asyncio.Future[Any]] = [self._settled, self._told]
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        await _first(self._settled, self._told)
         if not self._settled.done():
             return 0
         number, settings = self._settled.result()
@@ -131,7 +136,9 @@ class _Worker:
 
     async def _serve(self, settings: Settings) -> None:
         self._do(self._take_rules())
-        await self._ruled.wait()
+        await _first(self._ruled, self._told)
+        if self._told.done():
+            return
         spare_the_old()
         async with AsyncExitStack() as stack:
             here = await stack.enter_async_context(
@@ -269,8 +276,8 @@ class _Worker:
             await self._book.let_go(self._book.swap(domains, unserved, emptied=part.emptied))
             if self._settled.done() and self._settled.result()[1].healthy_with_rules:
                 hold_without(self._health, self._book.snapshot)
-            if not part.passed:
-                self._ruled.set()
+            if not (part.passed or self._ruled.done()):
+                self._ruled.set_result(None)
 
     async def _decide(
         self, number: bytes, body: bytes, origins: Sequence[CallOrigin] | None = None

@@ -1,10 +1,11 @@
-"""A worker that was told to end, beside a successor that dies: without processes."""
+"""A worker that was told to end: beside a successor that dies, and before it has any rules."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import pickle
 import socket
 
 import pytest
@@ -13,8 +14,8 @@ from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.runtime.channel import MessageKind
-from ratelimit_service.runtime.worker_process import WorkerProcess
+from ratelimit_service.runtime.channel import Channel, MessageKind
+from ratelimit_service.runtime.worker_process import WorkerProcess, worker_command
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
 from tests.servers.process import PATIENCE_SECONDS
@@ -69,3 +70,34 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert leaving.why == "replaced"
     for each in (leaving, dead, next_one):
         each.close()
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["told", "supervisor gone"])
+@pytest.mark.parametrize("settled", [False, True], ids=["new", "settings known"])
+async def test_worker_that_has_no_rules_yet(gone: bool, settled: bool) -> None:
+    """A worker ends when it is told to, or nobody is there any more, also while it starts."""
+    ends, its_ends = zip(socket.socketpair(), socket.socketpair(), strict=True)
+    descriptors = [each.fileno() for each in its_ends]
+    command = [*worker_command(beside=False), *map(str, descriptors)]
+    worker = await asyncio.create_subprocess_exec(*command, pass_fds=descriptors)
+    for each in its_ends:
+        each.close()
+    said: asyncio.Queue[int] = asyncio.Queue()
+    channel = await Channel.open(ends[0], lambda kind, _: said.put_nowait(kind), lambda: None)
+    assert await said.get() == MessageKind.HELLO
+    if settled:
+        channel.send(MessageKind.SETTINGS, pickle.dumps((1, Settings())))
+
+    if gone:
+        channel.close()
+    else:
+        channel.send_json(MessageKind.LEAVE, {"grace_us": 1_000_000_000, "draining": True})
+
+    try:
+        assert await asyncio.wait_for(worker.wait(), PATIENCE_SECONDS) == 0
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+        channel.close()
+        ends[1].close()
