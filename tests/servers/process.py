@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,16 +23,25 @@ PORTS = range(11_000, 21_000)
 bus of a Redis Cluster listens 10,000 above."""
 
 _given: set[int] = set()
+_claims = (Path(tempfile.gettempdir()) / "ratelimit-test-ports").open("ab")
+"""Each run of the tests locks a byte of it for each port that it has given, until it ends."""
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago, another each time."""
+    """A TCP port of the loopback interface that nobody uses, another each time.
+
+    Other runs of the tests at the same time, which may not listen there yet, have others.
+    """
     while True:
         port = random.choice(PORTS)
-        with socket.socket() as listener:
-            if port not in _given and listener.connect_ex(("127.0.0.1", port)) != 0:
-                _given.add(port)
-                return port
+        if port in _given or listens(port):
+            continue
+        try:
+            fcntl.lockf(_claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except BlockingIOError:
+            continue
+        _given.add(port)
+        return port
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
