@@ -15,18 +15,52 @@ from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Rule
+from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["HOLDS_US", "AtHand", "Ready"]
+__all__ = ["AtHand", "Ready", "known_denial", "uncounted"]
 
 _LIFE_US: Final = 50_000
 _MOST: Final = 4_096
 """For how long, and how many, answers are at hand."""
 
-HOLDS_US: Final = 2 * _LIFE_US
+_HOLDS_US: Final = 2 * _LIFE_US
 """A store's denial is at hand if it holds for so long: also if the store's answer took a while."""
+
+
+def uncounted(asked: Asked, settled: Settled) -> Settled | None:
+    """What comes of the same request, if nothing was counted for this one; None if something was.
+
+    Then failure policies have decided it, or the local cache knows who is over.
+    """
+    if asked.limits is None or not settled.outcomes:
+        return None
+    for outcome in settled.outcomes:
+        if outcome is not None and (outcome.local or outcome.remaining or not outcome.over):
+            return None
+    return settled
+
+
+def known_denial(asked: Asked, settled: Settled) -> Settled | None:
+    """What comes of the same request, if a store has denied this one; None if that may not hold.
+
+    It holds for a while, and counted nothing. So who asks the same again is over then, too.
+    """
+    if settled.verdict is not Verdict.DENIED:
+        return None
+    if asked.limits is None or asked.leasing or settled.by < 0:
+        return None
+    for hit in asked.hits:
+        if hit.count_denied:
+            return None
+    outcome = settled.outcomes[settled.by]
+    if outcome is None or outcome.local or outcome.reset_us < _HOLDS_US:
+        return None
+    if not asked.hits[settled.by].spec.algorithm.cached:
+        return None
+    return Settled(settled.outcomes, settled.verdict, settled.by, cached=True)
 
 
 class Ready:

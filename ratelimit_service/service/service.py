@@ -26,7 +26,7 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
-from ratelimit_service.service.at_hand import HOLDS_US, AtHand, Ready
+from ratelimit_service.service.at_hand import AtHand, Ready, known_denial, uncounted
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
@@ -301,13 +301,8 @@ class Service:
             answers = self._answering.answer(batch.asked, found, told)
             took_us = elapsed_us() - batch.started_us
             self._stats.latency.add(took_us, batch.size)
-            if batch.hurried:
-                for place, body in enumerate(batch.bodies):
-                    self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
-            elif self.at_hand.watching and not batch.steered:
-                for place, settled in enumerate(found):
-                    if settled.verdict is Verdict.DENIED:
-                        self._keep_denied(batch, place, settled, answers[place])
+            if batch.hurried or (self.at_hand.watching and not batch.steered):
+                self._keep_at_hand(batch, found, answers)
         except Exception as error:
             self._fail(batch, error)
         else:
@@ -389,48 +384,23 @@ class Service:
         self.telling.tell(decided, batch.traced)
 
     def _keep_at_hand(
-        self, body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer
+        self, batch: _Batch, found: Sequence[Settled], answers: Sequence[Answer]
     ) -> None:
-        """Keeps an answer for the next time, if nothing was counted for it.
-
-        Then failure policies have decided it, or the local cache knows who is over.
-        """
-        if not (isinstance(asked, Asked) and isinstance(answer, bytes)):
-            return
-        if asked.limits is None or not settled.outcomes:
-            return
-        for outcome in settled.outcomes:
-            if outcome is not None and (outcome.local or outcome.remaining or not outcome.over):
-                return
-        self._put_at_hand(body, asked, settled, answer)
-
-    def _keep_denied(self, batch: _Batch, place: int, settled: Settled, answer: Answer) -> None:
-        """Keeps a store's denial for the next time, if it holds for a while, and counted nothing.
-
-        Then who asks the same again is over then, too.
-        """
-        asked = batch.asked[place]
-        if not (isinstance(asked, Asked) and isinstance(answer, bytes)):
-            return
-        if asked.limits is None or asked.leasing or settled.by < 0:
-            return
-        for hit in asked.hits:
-            if hit.count_denied:
-                return
-        outcome = settled.outcomes[settled.by]
-        if outcome is None or outcome.local or outcome.reset_us < HOLDS_US:
-            return
-        if asked.hits[settled.by].spec.algorithm.cached:
-            known = Settled(settled.outcomes, settled.verdict, settled.by, cached=True)
-            self._put_at_hand(batch.bodies[place], asked, known, answer)
-
-    def _put_at_hand(self, body: bytes, asked: Asked, settled: Settled, answer: bytes) -> None:
-        ready = Ready(answer, asked.plans, settled)
-        if self.telling.wants_origins:
-            ready.record = record(body, asked, settled, answer)
-        if self._compiler.enqueues:
-            ready.queue = queue_of(asked.plans, settled)
-        self.at_hand.put(body, ready)
+        """Keeps those answers of a batch that may be given again to who asks the same."""
+        again = uncounted if batch.hurried else known_denial
+        for place, settled in enumerate(found):
+            asked, answer = batch.asked[place], answers[place]
+            if not (isinstance(asked, Asked) and isinstance(answer, bytes)):
+                continue
+            known = again(asked, settled)
+            if known is not None:
+                body = batch.bodies[place]
+                ready = Ready(answer, asked.plans, known)
+                if self.telling.wants_origins:
+                    ready.record = record(body, asked, known, answer)
+                if self._compiler.enqueues:
+                    ready.queue = queue_of(asked.plans, known)
+                self.at_hand.put(body, ready)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
