@@ -16,9 +16,9 @@ _MOST = 0.001
 _METRIC = "ratelimit_policy_decisions_total{"
 
 
-def too_many(calls: float, by_policy: float) -> str:
+def too_many(calls: float, by_policy: float, most: float = _MOST) -> str:
     """What is wrong, if so many of these calls were decided by policy; else nothing."""
-    if by_policy <= _MOST * calls:
+    if by_policy <= most * calls:
         return ""
     return (
         f"{by_policy:.0f} of {calls:.0f} answers were decided by failure policy, "
@@ -26,9 +26,12 @@ def too_many(calls: float, by_policy: float) -> str:
     )
 
 
-def hold(what: str, calls: float, by_policy: float) -> None:
-    """Ends the benchmark, if too many calls were decided by policy; `what` names its row."""
-    if wrong := too_many(calls, by_policy):
+def hold(what: str, calls: float, by_policy: float, most: float = _MOST) -> None:
+    """Ends the benchmark, if too many calls were decided by policy; `what` names its row.
+
+    `most` is the share that may be, where that is less than elsewhere.
+    """
+    if wrong := too_many(calls, by_policy, most):
         raise SystemExit(f"{what}: {wrong}")
 
 

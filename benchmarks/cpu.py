@@ -97,7 +97,7 @@ async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) ->
     for caller in callers:
         if caller.ended - caller.messages:
             raise SystemExit("cpu.py: some answers are no decisions")
-        hold("cpu.py", caller.ended, caller.by_policy)
+        hold("cpu.py", caller.ended, caller.by_policy, most=0)
         caller._transport.close()  # noqa: SLF001
     await asyncio.sleep(load.rest_seconds)
     return Spent([seconds / made * 1e6 for seconds in spent], median(latencies[before:]) * 1e6)

@@ -38,6 +38,13 @@ def test_of_less_than_a_thousand_calls_none_may_be(calls: int) -> None:
     assert too_many(calls, 1)
 
 
+def test_where_less_may_be() -> None:
+    """A benchmark of a call's processor time allows none at all."""
+    hold("a row", 5_000, 0, most=0)
+    with pytest.raises(SystemExit):
+        hold("a row", 5_000, 1, most=0)
+
+
 def programs() -> dict[str, list[ast.Module]]:
     """The modules of each benchmark: a file of its own, or a folder."""
     found: dict[str, list[ast.Module]] = {}
