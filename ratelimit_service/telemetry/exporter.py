@@ -230,7 +230,8 @@ def _run(frames: IO[bytes]) -> None:
 
 def main() -> None:
     """The process: it ends when its parent hangs up, once all is sent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # they are meant for its parent
     logging.basicConfig(level=logging.WARNING, handlers=[_Heard()])
     logging.getLogger(trace.TraceState.__module__).setLevel(logging.ERROR)  # callers' headers
     try:

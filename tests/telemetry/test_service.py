@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry import otlp
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from tests.servers.collector import Collector
-from tests.servers.process import wait_until
+from tests.servers.process import descendants, wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess, http
 from tests.service.asking import descriptor
@@ -72,7 +73,7 @@ def test_workers_send_spans_and_metrics(
 ) -> None:
     """Spans of all workers and all metrics come to the collector, and go on after a restart.
 
-    Counters begin anew then: what has been told once is not told again.
+    Counters begin anew then: what has been told once is not told again. The last hits come, too.
     """
     for _ in range(2):
         call(service, PARENT)
@@ -117,8 +118,12 @@ def test_workers_send_spans_and_metrics(
     call(service, PARENT)
     assert len(collector.wait_for_spans(4)) == 4
     wait_until(lambda: told() == 1, "the hits since the restart")
-    service.signal(signal.SIGTERM)
+
+    call(service, PARENT)
+    for pid in (service.pid, *descendants(service.pid)):  # as a service manager does it
+        os.kill(pid, signal.SIGTERM)
     assert service.wait() == 0
+    assert told() == 2
     assert "lost" not in service.log
 
 
