@@ -52,6 +52,8 @@ class Builder:
         self._child: _Child | None = None
         self._former: Mapping[str, Domain] = {}
         """What the process that stays has built last."""
+        self._building: _Child | None = None
+        """The process while it builds."""
 
     async def build(
         self, versions: Sequence[Version], tallies: TalliesOf, *, strict: bool
@@ -61,11 +63,14 @@ class Builder:
             self.end()
         child, former = self._child or await _Child.started(), self._former
         self._child, self._former = None, {}  # until it has built again
+        self._building = child
         try:
             built = await child.build(versions, Assembly(tallies, former), strict=strict)
         except BaseException:
             await child.ended()
             raise
+        finally:
+            self._building = None
         if self._stays:
             self._child, self._former = child, built.domains
         else:
@@ -73,10 +78,11 @@ class Builder:
         return built
 
     def end(self) -> None:
-        """Ends the process, if there is one."""
-        if self._child is not None:
-            self._child.end()
-            self._child, self._former = None, {}
+        """Ends the process, if there is one, also while it builds."""
+        for child in (self._child, self._building):
+            if child is not None:
+                child.end()
+        self._child, self._former = None, {}
 
 
 class _Child:
@@ -152,8 +158,9 @@ class _Child:
         return rest._replace(files=tuple(files), domains=assembly.domains)
 
     def _last_words(self) -> str:
-        assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
-        return self._process.stderr.read().decode("utf-8", "replace")
+        errors = self._process.stderr
+        assert errors is not None  # noqa: S101 -- it is a pipe
+        return "" if errors.closed else errors.read().decode("utf-8", "replace")
 
 
 def main() -> None:

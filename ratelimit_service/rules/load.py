@@ -134,6 +134,7 @@ class Rules:
         self._lock = asyncio.Lock()
         self._known = False
         self._begun = asyncio.Event()
+        self._ended = False
         self.book = Rulebook()
 
     @property
@@ -187,6 +188,13 @@ class Rules:
             told = count(len(problems), "problem")
             raise RulesError(f"--strict-rules: {told} in the rules\n{lines}")
 
+    async def load_aside(self, former: Left | None = None) -> None:
+        """As `load`, in a thread; who is told of new rules has them then. A reload waits for it."""
+        async with self._lock:
+            await asyncio.to_thread(self.load, former)
+            if self._reloaded is not None:
+                await self._reloaded()
+
     async def reload(self, *, keep_vanished: bool = False) -> None:
         """Loads again what has changed, beside the running requests; never raises.
 
@@ -217,6 +225,8 @@ class Rules:
                     await stepwise(self._judge())
                 self._source.judged(found, self._verdict)
             except RulesError as error:
+                if self._ended:  # and with it the process that built
+                    return
                 self._stats.rule_loads["error"] += 1
                 self._health.degrade("rules", f"{error}; the last good rules stay")
                 if found is not None:
@@ -230,7 +240,8 @@ class Rules:
         return {name: data.decode() for name, (_, data) in self._accepted.items()}
 
     def end(self) -> None:
-        """Ends the processes that the rules come from, and those that build them."""
+        """Ends the processes that the rules come from, and those that build them: for good."""
+        self._ended = True
         self._source.end()
         self._builder.end()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from ratelimit_service.aside import NICENESS
 from ratelimit_service.errors import SettingsError
@@ -28,6 +30,9 @@ __all__ = ["check", "serve", "workers"]
 
 log = logging.getLogger(__name__)
 
+_END_SECONDS = 1.0
+"""How long threads may still work when all has ended."""
+
 
 def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
     """Serves until a signal ends it; returns the exit code of the process.
@@ -48,8 +53,20 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
         # Imported only here: it imports grpc, which must not be in a supervisor.
         from ratelimit_service.runtime.alone import serve_alone  # noqa: PLC0415
 
-        return run(serve_alone(settings))
-    return run(supervise(settings, count, inherited()))
+        return run(_ending(serve_alone(settings)))
+    return run(_ending(supervise(settings, count, inherited())))
+
+
+async def _ending(serving: Coroutine[Any, Any, int]) -> int:
+    """Serves, and then sees to it that the process ends.
+
+    Else it would wait for threads that read from a disk that is away, or wait for a `--check`.
+    """
+    code = await serving
+    late = threading.Timer(_END_SECONDS, os._exit, [code])
+    late.daemon = True
+    late.start()
+    return code
 
 
 def check(settings: Settings) -> Rules:

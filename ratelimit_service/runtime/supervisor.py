@@ -19,7 +19,7 @@ from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin import HttpPort, Operating
 from ratelimit_service.aside import aside
 from ratelimit_service.comparison import difference
-from ratelimit_service.errors import TransportError
+from ratelimit_service.errors import RateLimitError, TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.observer import Stats
@@ -208,7 +208,12 @@ class _Supervisor:
             log.info(
                 "%d worker%s: %s; --workers says otherwise", number, "" if number == 1 else "s", why
             )
-        await self._workers.start()
+        try:
+            await self._workers.start()
+        except RateLimitError:
+            if self._signals.told_to_end:  # and so were they, as by systemd
+                return False
+            raise
         try:
             self._http = self._http or listening.listen(self._settings.http, "HTTP")
             self._grpc = listening.listen(self._settings.grpc, "gRPC")
@@ -240,8 +245,7 @@ class _Supervisor:
         self._workers.add_counts(former["counts"])
 
     async def _load_rules(self, former: Left | None = None) -> None:
-        await asyncio.to_thread(self._rules.load, former)
-        await self._workers.tell_rules()
+        await self._rules.load_aside(former)
 
     async def _rules_changed(self) -> None:
         await self._workers.tell_rules()
@@ -252,7 +256,7 @@ class _Supervisor:
         """Accepts connections as long as there is somebody to give them to."""
         if not self._workers.serving:
             self._stop_accepting()
-        elif self._grpc and self._health.phase is not Phase.DRAINING:
+        elif self._grpc and self._stays.is_set() and self._health.phase is not Phase.DRAINING:
             if self._acceptor is None:
                 self._acceptor = Acceptor(self._loop, self._grpc, self._accepted, self._no_files)
             self._acceptor.start()
@@ -309,6 +313,17 @@ class _Supervisor:
             self._restarting = False
             return
         self._stays.clear()
+        try:
+            await self._hand_over()
+        except Exception as error:
+            # Ports are closed and workers are not heard any more: this image cannot go on.
+            bug = None if isinstance(error, RateLimitError) else error
+            log.critical("not restarted, so the service ends: %s", error, exc_info=bug)
+            listening.unlink(self._grpc)
+            os._exit(1)  # workers see it, and finish what they have
+
+    async def _hand_over(self) -> None:
+        """Leaves all to the next image; does not return."""
         listeners = [each.dup() for each in self._http]  # the port closes those that it has
         pages, admin = self._exporting.leave(), self._admin.leave()
         await self._http_port.close()

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 from typing import Literal, NotRequired, TypedDict
 
 from ratelimit_service.clock import elapsed_us, now_us
@@ -59,6 +60,8 @@ class WorkerProcess:
         """Messages to it from before `listen`."""
         self._rest = b""
         """The part that has come of an incomplete message; set between two program images."""
+        self._mute = False
+        """Whether it is told nothing more: the next program image would cut a message off."""
         self.version = ""
         self._started_us = now_us()
         self._born_us = elapsed_us()
@@ -95,16 +98,20 @@ class WorkerProcess:
 
         Raises RateLimitError if the system cannot start a process.
         """
-        messages, its_messages = socket.socketpair()
-        connections, its_connections = socket.socketpair()
-        try:
-            with its_messages, its_connections:
-                pid = _spawned(worker_command(beside=beside), its_messages, its_connections)
-        except RateLimitError:
-            messages.close()
-            connections.close()
-            raise
-        connections.setblocking(False)
+        with ExitStack() as ours:
+            try:
+                messages, its_messages = socket.socketpair()
+                ours.enter_context(messages)
+                with its_messages:
+                    connections, its_connections = socket.socketpair()
+                    ours.enter_context(connections)
+                    with its_connections:
+                        command = worker_command(beside=beside)
+                        pid = _spawned(command, its_messages, its_connections)
+            except OSError as error:
+                raise RateLimitError(f"a worker cannot be started: {error.strerror}") from error
+            connections.setblocking(False)
+            ours.pop_all()  # they stay open
         return cls(number, pid, messages, connections)
 
     @classmethod
@@ -131,6 +138,10 @@ class WorkerProcess:
         for kind, payload in self._unsent:
             self._channel.send(kind, payload)
         self._unsent.clear()
+
+    def mute(self) -> None:
+        """Sends nothing more to it: what is said from now on is for the next program image."""
+        self._mute = True
 
     async def hears(self) -> bool:
         """Waits until all messages to it are sent; returns whether that was in time.
@@ -204,6 +215,8 @@ class WorkerProcess:
 
     def send(self, kind: MessageKind, payload: bytes = b"") -> None:
         """Sends it a message, once somebody listens to it; does nothing if it is gone."""
+        if self._mute:
+            return
         if self._channel is None:
             self._unsent.append((kind, payload))
         else:
@@ -260,12 +273,17 @@ class WorkerProcess:
     async def exited(self) -> None:
         """Waits until it has hung up and its process has ended; the pid stays until `bury`."""
         await self.lost.wait()
-        how = os.WEXITED | os.WNOWAIT
-        waiting = asyncio.create_task(asyncio.to_thread(os.waitid, os.P_PID, self.pid, how))
-        done, _ = await asyncio.wait({waiting}, timeout=SLACK_SECONDS)
-        if not done:
-            self.kill()  # it has closed its socket, but its process goes on
-        await waiting
+        until_us, pause = elapsed_us() + int(SLACK_SECONDS * 1_000_000), 0.001
+        # No thread waits for it: there may be none, and then nobody would ever see its end.
+        while not self._has_exited():
+            if elapsed_us() > until_us:
+                self.kill()  # it has closed its socket, but its process goes on
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def _has_exited(self) -> bool:
+        how = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, self.pid, how) is not None
 
     def bury(self) -> str:
         """Lets go of a worker that has `exited` and of who waits for it; returns how it ended."""
@@ -303,12 +321,9 @@ def worker_command(*, beside: bool) -> list[str]:
 
 
 def _spawned(command: list[str], messages: socket.socket, connections: socket.socket) -> int:
-    """Starts a process that has these ends; returns its pid. Raises RateLimitError."""
+    """Starts a process that has these ends; returns its pid. Raises OSError."""
     for end in (messages, connections):
         end.set_inheritable(True)
         command.append(str(end.fileno()))
     environment = os.environ  # noqa: TID251 -- handed on, not read
-    try:
-        return os.posix_spawn(sys.executable, command, environment, setsigmask=NOT_FOR_WORKERS)
-    except OSError as error:
-        raise RateLimitError(f"a worker cannot be started: {error.strerror}") from error
+    return os.posix_spawn(sys.executable, command, environment, setsigmask=NOT_FOR_WORKERS)

@@ -130,7 +130,11 @@ class Workers(AskedWorkers):
     async def start(self) -> None:
         """Starts all workers. Raises RateLimitError with a worker's reason if it cannot start."""
         self._do(self._watch_beats())
-        started = [await self._spawn(number) for number in range(1, self._count + 1)]
+        try:
+            started = [await self._spawn(number) for number in range(1, self._count + 1)]
+        except RateLimitError:
+            self.kill()
+            raise
         for worker in started:
             await worker.settled()
             if not worker.ready.is_set():
@@ -152,6 +156,8 @@ class Workers(AskedWorkers):
         Workers that are just starting, or take no messages, are not handed over.
         """
         self._stopping = True
+        for worker in self._all:
+            worker.mute()
         for worker in list(self._all):
             if not await worker.hears():
                 log.error("worker %d (pid %d) hung and was killed", worker.number, worker.pid)
@@ -172,7 +178,10 @@ class Workers(AskedWorkers):
         (GOAWAY). Returns why not, if a new one cannot start: then the old ones stay.
         """
         for number in range(1, self._count + 1):
-            new = await self._spawn(number, beside=True)
+            try:
+                new = await self._spawn(number, beside=True)
+            except RateLimitError as error:
+                return str(error)
             await new.settled()
             if not new.ready.is_set():
                 return new.failure

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,11 @@ from ratelimit_service.observer import Stats, Tallies
 from ratelimit_service.rules.build import MOST_TOLD, Version, build
 from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.dump import dump
+from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.source import Found, Left
 from ratelimit_service.rules.tree import Rule, Snapshot, walk
+from tests.servers.process import PATIENCE_SECONDS
 
 LIMIT = "{unit: day, requests_per_unit: 5}"
 
@@ -170,3 +176,64 @@ async def test_old_trees_are_freed(tmp_path: Path) -> None:
 def living_rules() -> int:
     gc.collect()
     return sum(isinstance(each, Rule) for each in gc.get_objects())
+
+
+async def test_end_while_rules_are_built(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The process that builds is ended and gone at once, and nobody says that it has failed."""
+    (tmp_path / "a.yaml").write_text(wide(1))
+    health = Health()
+    rules = Rules(tmp_path, stats=Stats(), health=health)
+    rules.load()
+    (tmp_path / "a.yaml").write_text(wide(2))
+    reload = asyncio.create_task(rules.reload())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while rules._builder._building is None:
+            await asyncio.sleep(0)
+    builder = rules._builder._building._process.pid
+    os.kill(builder, signal.SIGSTOP)
+
+    rules.end()
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(builder, 0)
+    await asyncio.wait_for(reload, PATIENCE_SECONDS)
+    assert not health.faults
+    assert not caplog.records
+
+
+class SlowDisk(FromFiles):
+    """Files of which the first look takes long."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.has_read, self.goes_on = threading.Event(), threading.Event()
+
+    def first(self, former: Left | None) -> Found | None:
+        found = super().first(former)
+        self.has_read.set()
+        self.goes_on.wait()
+        return found
+
+
+async def test_reload_while_the_first_rules_load(tmp_path: Path) -> None:
+    """What was read later holds in the end, though the first rules took longer than a reload."""
+    file = tmp_path / "a.yaml"
+    file.write_text(wide(2))
+    told: list[int] = []
+
+    async def reloaded() -> None:
+        told.append(len(list(rules.snapshot.domains["wide"].rules)))
+
+    source = SlowDisk(tmp_path)
+    rules = Rules(source, stats=Stats(), health=Health(), reloaded=reloaded)
+    loading = asyncio.create_task(rules.load_aside())
+    await asyncio.to_thread(source.has_read.wait)
+    file.write_text(wide(1))
+    reload = asyncio.create_task(rules.reload())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    source.goes_on.set()
+    await asyncio.gather(loading, reload)
+
+    assert told == [4, 2]
+    assert len(list(rules.snapshot.domains["wide"].rules)) == 2

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import sysconfig
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +25,8 @@ from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import metric, pids, processes, restarts, runs
 from tests.servers.process import (
     PATIENCE_SECONDS,
+    Process,
+    descendants,
     free_port,
     listens,
     wait_until,
@@ -46,6 +50,13 @@ def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_pat
     wait_until(lambda: restarts(two) == 1, "the restart")
     assert not {first, second} & set(pids(two))
     assert two.decide("w", k=f"{name}7").status == 200
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
 
 
 class Load:
@@ -211,6 +222,50 @@ def test_signals_while_restarting(
     assert service.wait() == 0
     assert not any(map(runs, before))
     assert not listens(service.grpc_port)
+
+
+def test_end_while_a_restart_is_checked(start: Start, own_redis: RedisServer) -> None:
+    """A service that is told to end does not wait until the next program has been tried."""
+    service = start("--store", own_redis.url, "--workers", "2")
+    service.signal(signal.SIGUSR2)
+
+    def checks() -> list[int]:
+        return [pid for pid in descendants(service.pid) if b"--check" in command_of(pid)]
+
+    wait_until(checks, "the check")
+    (check,) = checks()
+    os.kill(check, signal.SIGSTOP)
+
+    service.signal(signal.SIGTERM)
+
+    assert service.wait() == 0
+    assert runs(check)
+    os.kill(check, signal.SIGKILL)
+
+
+def test_program_that_goes_away_in_the_last_moment(tmp_path: Path, own_redis: RedisServer) -> None:
+    """If the next program is gone when all is handed over, the service says so and ends."""
+    python = tmp_path / "python"
+    python.symlink_to(os.path.realpath(sys.executable))
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    packages = [str(Path(ratelimit_service.__file__).parents[1]), sysconfig.get_path("purelib")]
+    command = [str(python), "-m", "ratelimit_service", "serve", "--store", own_redis.url]
+    command += ["--rules", str(tmp_path / "edge.yaml"), "--workers", "2"]
+    command += ["--grpc", f"127.0.0.1:{free_port()}", "--http", f"127.0.0.1:{free_port()}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
+    service = Process(command, tmp_path / "log", environment, family=True)
+    service.spawn()
+    wait_until(lambda: "make a decision" in service.log, "the service")
+    workers = descendants(service.child.pid)
+
+    service.signal(signal.SIGUSR2)
+    wait_until(lambda: "INFO restarting\n" in service.log, "the handing over")
+    python.unlink()
+
+    assert service.wait() == 1
+    assert f"not restarted, so the service ends: {python} cannot be started" in service.log
+    assert "Traceback" not in service.log
+    wait_until(lambda: not any(map(runs, workers)), "the workers' end")
 
 
 def test_restart_that_cannot_be(two: ServiceProcess, tmp_path: Path) -> None:

@@ -102,11 +102,11 @@ def test_unix_socket_that_is_taken(start: Start, own_redis: RedisServer, tmp_pat
         assert ask(client) is Code.OK
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
 def test_signals_to_all_while_workers_start(
     own_redis: RedisServer, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """What a terminal or a script sends to all processes is the supervisor's, from the start."""
+    """What a terminal, a script or a service manager sends to all is told from a fault."""
     (tmp_path / "edge.yaml").write_text(RULES % 2)
     command = [COMMAND, "serve", "--rules", str(tmp_path / "edge.yaml"), "--store", own_redis.url]
     command += ["--workers", "2", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
@@ -116,7 +116,7 @@ def test_signals_to_all_while_workers_start(
 
     os.killpg(service.child.pid, number)
 
-    if number != signal.SIGINT:
+    if number not in {signal.SIGTERM, signal.SIGINT}:
         service.signal(signal.SIGTERM)
     assert service.wait() == 0
     assert "Traceback" not in service.log
