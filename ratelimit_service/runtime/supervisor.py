@@ -19,7 +19,7 @@ from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin import HttpPort, Operating
 from ratelimit_service.aside import aside
 from ratelimit_service.comparison import difference
-from ratelimit_service.errors import RateLimitError, TransportError
+from ratelimit_service.errors import RateLimitError, RulesError, TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.observer import Stats
@@ -49,6 +49,9 @@ __all__ = ["supervise"]
 _CHECK_SECONDS = 60.0
 _LOG_EVERY_SECONDS = 10.0
 """The log tells at most so often of connections that no worker took."""
+
+_AGAIN_SECONDS = 1.0
+"""After this the rules are read again that could not be read in a restart."""
 
 _NOTICED_SECONDS = 0.02
 """How long the event loop may take to see a signal that has come."""
@@ -133,6 +136,7 @@ class _Supervisor:
         self._acceptor: Acceptor | None = None
         self._dropped, self._dropped_at = 0, -_LOG_EVERY_SECONDS
         """Connections that were dropped since the log last said so, and when it did."""
+        self._follows = False
         self._restarts = 0
         self._restarting = False
         self._restart_error = ""
@@ -153,11 +157,11 @@ class _Supervisor:
             await stack.enter_async_context(self._scribe.running())
             stack.callback(self._close_grpc)
             if former is not None:
-                await self._resume(former)
+                await self._resume(former, stack)
             elif not await self._start(stack):
                 return 0
-            if not self._http_port.serves:
-                await self._serve_http(stack)
+            await self._serve_http(stack)
+            await self._follow_changes(stack)
             await stack.enter_async_context(self._exporting.running())
             await stack.enter_async_context(self._admin.running(self._certificates.admin))
             spare_the_old()
@@ -200,6 +204,7 @@ class _Supervisor:
         if not (self._rules.begun or self._settings.start_without_rules):
             self._http = listening.listen(self._settings.http, "HTTP")
             await self._serve_http(stack)
+            await self._follow_changes(stack)
             await self._signals.or_ended(self._rules.begin())
             if self._signals.told_to_end:
                 return False
@@ -223,9 +228,16 @@ class _Supervisor:
         return True
 
     async def _serve_http(self, stack: AsyncExitStack) -> None:
-        """Answers on the HTTP port, and follows the rules' changes."""
-        stack.push_async_callback(self._http_port.close)
-        await self._http_port.start(self._http, self._certificates.http)
+        """Answers on the HTTP port from now on."""
+        if not self._http_port.serves:
+            stack.push_async_callback(self._http_port.close)
+            await self._http_port.start(self._http, self._certificates.http)
+
+    async def _follow_changes(self, stack: AsyncExitStack) -> None:
+        """Hears of changes of rules and certificates from now on."""
+        if self._follows:
+            return
+        self._follows = True
         await stack.enter_async_context(watched(self._rules))
         await stack.enter_async_context(
             self._certificates.watched(
@@ -233,7 +245,7 @@ class _Supervisor:
             )
         )
 
-    async def _resume(self, former: Handover) -> None:
+    async def _resume(self, former: Handover, stack: AsyncExitStack) -> None:
         """Goes on where the former image of this process stopped, with connections first."""
         self._restarting, self._restarts = True, former["restarts"]
         self._http, self._grpc = map(sockets, (former["http"], former["grpc"]))
@@ -241,11 +253,27 @@ class _Supervisor:
         self._admin.inherit(former.get("admin", []))
         await self._workers.adopt(former["workers"])
         self._workers_changed()
-        await self._load_rules(former.get("rules"))
+        await self._load_rules_again(former.get("rules"), stack)
         self._workers.add_counts(former["counts"])
 
     async def _load_rules(self, former: Left | None = None) -> None:
         await self._rules.load_aside(former)
+
+    async def _load_rules_again(self, former: Left | None, stack: AsyncExitStack) -> None:
+        """The same in a restart: until it succeeds workers go on with the rules that they have."""
+        said = ""
+        while True:
+            try:
+                return await self._load_rules(former)
+            except RulesError as error:  # they were good when the restart was checked
+                if said != str(error):
+                    said = str(error)
+                    log.error("workers go on with the rules that they have: %s", said)
+            self._health.enter(Phase.SERVING)
+            await self._serve_http(stack)
+            await self._signals.or_ended(asyncio.sleep(_AGAIN_SECONDS))
+            if self._signals.told_to_end:
+                return None
 
     async def _rules_changed(self) -> None:
         await self._workers.tell_rules()

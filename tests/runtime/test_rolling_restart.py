@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from ratelimit_service import __version__
 from ratelimit_service.client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.frames import PREFACE
 from tests.runtime.callers import Caller, ask
 from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import metric, pids, processes, restarts, runs
@@ -50,6 +54,11 @@ def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_pat
     wait_until(lambda: restarts(two) == 1, "the restart")
     assert not {first, second} & set(pids(two))
     assert two.decide("w", k=f"{name}7").status == 200
+
+
+LINGERING = ["--otel-metrics", "--otel-endpoint", "http://127.0.0.1:9"]
+"""With these flags there are two seconds between the last step of a restart and the next program:
+nobody listens to what the former one has to say in the end."""
 
 
 def command_of(pid: int) -> bytes:
@@ -250,7 +259,7 @@ def test_program_that_goes_away_in_the_last_moment(tmp_path: Path, own_redis: Re
     (tmp_path / "edge.yaml").write_text(RULES % 2)
     packages = [str(Path(ratelimit_service.__file__).parents[1]), sysconfig.get_path("purelib")]
     command = [str(python), "-m", "ratelimit_service", "serve", "--store", own_redis.url]
-    command += ["--rules", str(tmp_path / "edge.yaml"), "--workers", "2"]
+    command += ["--rules", str(tmp_path / "edge.yaml"), "--workers", "2", *LINGERING]
     command += ["--grpc", f"127.0.0.1:{free_port()}", "--http", f"127.0.0.1:{free_port()}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     service = Process(command, tmp_path / "log", environment, family=True)
@@ -266,6 +275,75 @@ def test_program_that_goes_away_in_the_last_moment(tmp_path: Path, own_redis: Re
     assert f"not restarted, so the service ends: {python} cannot be started" in service.log
     assert "Traceback" not in service.log
     wait_until(lambda: not any(map(runs, workers)), "the workers' end")
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["no file", "--strict-rules"])
+def test_rules_that_go_bad_in_the_last_moment(
+    start: Start, own_redis: RedisServer, tmp_path: Path, strict: bool
+) -> None:
+    """Workers go on with the rules that they have, until the next program can read others."""
+    flags = [*LINGERING, "--strict-rules"] if strict else LINGERING
+    service = start("--store", own_redis.url, "--workers", "2", *flags)
+    file, good = tmp_path / "rules" / "edge.yaml", RULES % 2
+    said = "workers go on with the rules that they have: "
+
+    service.signal(signal.SIGUSR2)
+    wait_until(lambda: "INFO restarting\n" in service.log, "that moment")
+    if strict:
+        file.write_text(good[:-9])
+    else:
+        file.unlink()
+    wait_until(lambda: said in service.log, "the next program")
+
+    with Client(service.address) as client:
+        assert ask(client) is Code.OK
+    file.write_text(good)
+    wait_until(lambda: "restarted: version" in service.log, "the restart")
+    with Client(service.address) as client:
+        assert [ask(client), ask(client)] == [Code.OK, Code.OVER_LIMIT]
+
+
+def test_end_while_rules_are_bad(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """A service that waits for rules to read in a restart ends when it is told to."""
+    service = start("--store", own_redis.url, "--workers", "2", *LINGERING)
+    file = tmp_path / "rules" / "edge.yaml"
+    service.signal(signal.SIGUSR2)
+    wait_until(lambda: "INFO restarting\n" in service.log, "that moment")
+    file.unlink()
+    wait_until(lambda: "rules that they have" in service.log, "the next program")
+
+    service.signal(signal.SIGTERM)
+
+    assert service.wait() == 0
+
+
+def test_connections_in_the_moment_of_a_restart(start: Start, own_redis: RedisServer) -> None:
+    """Who connects while the program is replaced is served and counted, also if a worker dies."""
+    service = start("--store", own_redis.url, "--workers", "2", *LINGERING)
+    first, _ = pids(service)
+    before = set(descendants(service.pid))
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: set(descendants(service.pid)) - before, "another worker")
+    for new in set(descendants(service.pid)) - before:
+        os.kill(new, signal.SIGSTOP)
+    service.signal(signal.SIGUSR2)
+    wait_until(lambda: "INFO restarting\n" in service.log, "that moment")
+    wait_until(lambda: not any(map(runs, set(descendants(service.pid)) - before)), "its end")
+
+    with ExitStack() as open_ones:
+        for _ in range(5):
+            client = socket.create_connection(("127.0.0.1", service.grpc_port), PATIENCE_SECONDS)
+            open_ones.enter_context(client)
+            client.sendall(PREFACE + frames.settings({}))
+            assert client.recv(1)
+
+        def connections() -> int:
+            try:
+                return sum(worker["connections"] for worker in processes(service)["workers"])
+            except OSError:
+                return 0
+
+        wait_until(lambda: connections() == 5, "all to be counted")
 
 
 def test_restart_that_cannot_be(two: ServiceProcess, tmp_path: Path) -> None:
