@@ -52,8 +52,6 @@ class Builder:
         self._child: _Child | None = None
         self._former: Mapping[str, Domain] = {}
         """What the process that stays has built last."""
-        self._building: _Child | None = None
-        """The process while it builds."""
 
     async def build(
         self, versions: Sequence[Version], tallies: TalliesOf, *, strict: bool
@@ -61,28 +59,26 @@ class Builder:
         """Raises RulesError if the process fails or takes too long."""
         if self._child is not None and not self._child.alive:
             self.end()
-        child, former = self._child or await _Child.started(), self._former
-        self._child, self._former = None, {}  # until it has built again
-        self._building = child
+        if self._child is None:
+            self._child = await _Child.started()
+        child, former = self._child, self._former
+        self._former = {}
+        built = None
         try:
             built = await child.build(versions, Assembly(tallies, former), strict=strict)
-        except BaseException:
-            await child.ended()
-            raise
         finally:
-            self._building = None
+            if built is None or not self._stays:
+                self._child = None
+                await child.ended()
         if self._stays:
-            self._child, self._former = child, built.domains
-        else:
-            await child.ended()
+            self._former = built.domains
         return built
 
     def end(self) -> None:
         """Ends the process, if there is one, also while it builds."""
-        for child in (self._child, self._building):
-            if child is not None:
-                child.end()
-        self._child, self._former = None, {}
+        if self._child is not None:
+            self._child.end()
+            self._child, self._former = None, {}
 
 
 class _Child:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -53,7 +52,7 @@ async def serve_alone(settings: Settings) -> int:
         waits=not settings.start_without_rules,
         needed=settings.healthy_with_rules,
     )
-    await asyncio.to_thread(rules.load)
+    await rules.load_aside()
     spare_the_old()
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(

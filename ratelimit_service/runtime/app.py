@@ -35,7 +35,7 @@ _END_SECONDS = 1.0
 
 
 def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
-    """Serves until a signal ends it; returns the exit code of the process.
+    """Serves until a signal ends it; returns the exit code of the process, which it then ends soon.
 
     `remarks` are lines for the log, of settings that were given and have no effect.
 

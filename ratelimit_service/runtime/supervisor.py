@@ -200,7 +200,7 @@ class _Supervisor:
         listening.check_free(self._settings.grpc, "gRPC")
         check_admin_free(self._settings)
         check_free(self._settings)
-        await self._load_rules()
+        await self._rules.load_aside()
         if not (self._rules.begun or self._settings.start_without_rules):
             self._http = listening.listen(self._settings.http, "HTTP")
             await self._serve_http(stack)
@@ -253,18 +253,15 @@ class _Supervisor:
         self._admin.inherit(former.get("admin", []))
         await self._workers.adopt(former["workers"])
         self._workers_changed()
-        await self._load_rules_again(former.get("rules"), stack)
+        await self._load_rules(former.get("rules"), stack)
         self._workers.add_counts(former["counts"])
 
-    async def _load_rules(self, former: Left | None = None) -> None:
-        await self._rules.load_aside(former)
-
-    async def _load_rules_again(self, former: Left | None, stack: AsyncExitStack) -> None:
-        """The same in a restart: until it succeeds workers go on with the rules that they have."""
+    async def _load_rules(self, former: Left | None, stack: AsyncExitStack) -> None:
+        """Loads the rules in a restart; until it succeeds workers go on with those they have."""
         said = ""
         while True:
             try:
-                return await self._load_rules(former)
+                return await self._rules.load_aside(former)
             except RulesError as error:  # they were good when the restart was checked
                 if said != str(error):
                     said = str(error)

@@ -98,16 +98,11 @@ class WorkerProcess:
 
         Raises RateLimitError if the system cannot start a process.
         """
-        with ExitStack() as ours:
+        with ExitStack() as ours, ExitStack() as its:
             try:
-                messages, its_messages = socket.socketpair()
-                ours.enter_context(messages)
-                with its_messages:
-                    connections, its_connections = socket.socketpair()
-                    ours.enter_context(connections)
-                    with its_connections:
-                        command = worker_command(beside=beside)
-                        pid = _spawned(command, its_messages, its_connections)
+                messages, its_messages = _pair(ours, its)
+                connections, its_connections = _pair(ours, its)
+                pid = _spawned(worker_command(beside=beside), its_messages, its_connections)
             except OSError as error:
                 raise RateLimitError(f"a worker cannot be started: {error.strerror}") from error
             connections.setblocking(False)
@@ -139,15 +134,12 @@ class WorkerProcess:
             self._channel.send(kind, payload)
         self._unsent.clear()
 
-    def mute(self) -> None:
-        """Sends nothing more to it: what is said from now on is for the next program image."""
-        self._mute = True
-
-    async def hears(self) -> bool:
-        """Waits until all messages to it are sent; returns whether that was in time.
+    async def told_all(self) -> bool:
+        """Tells it nothing more, and waits until all is sent; returns whether that was in time.
 
         If not, the worker is killed and has ended.
         """
+        self._mute = True
         if self._channel is None:
             return True
         try:
@@ -318,6 +310,12 @@ def worker_command(*, beside: bool) -> list[str]:
         name = "ratelimit_service.runtime.worker"
         code = f"from ratelimit_service.aside import imported; imported({name!r}).main()"
     return [sys.executable, "-P", "-c", code]  # -P: import nothing from the working directory
+
+
+def _pair(ours: ExitStack, its: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Two sockets that are connected; each is closed with its stack."""
+    here, there = socket.socketpair()
+    return ours.enter_context(here), its.enter_context(there)
 
 
 def _spawned(command: list[str], messages: socket.socket, connections: socket.socket) -> int:

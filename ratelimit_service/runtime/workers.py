@@ -156,10 +156,8 @@ class Workers(AskedWorkers):
         Workers that are just starting, or take no messages, are not handed over.
         """
         self._stopping = True
-        for worker in self._all:
-            worker.mute()
         for worker in list(self._all):
-            if not await worker.hears():
+            if not await worker.told_all():
                 log.error("worker %d (pid %d) hung and was killed", worker.number, worker.pid)
                 self._stats.worker_ends["hung"] += 1
         while away := [each for each in self._all if each.lost.is_set() or not each.ready.is_set()]:

@@ -187,9 +187,9 @@ async def test_end_while_rules_are_built(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "a.yaml").write_text(wide(2))
     reload = asyncio.create_task(rules.reload())
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while rules._builder._building is None:
+        while rules._builder._child is None:
             await asyncio.sleep(0)
-    builder = rules._builder._building._process.pid
+    builder = rules._builder._child._process.pid
     os.kill(builder, signal.SIGSTOP)
 
     rules.end()

@@ -23,7 +23,7 @@ PORTS = range(11_000, 21_000)
 bus of a Redis Cluster listens 10,000 above."""
 
 _given: set[int] = set()
-_claims = (Path(tempfile.gettempdir()) / "ratelimit-test-ports").open("ab")
+_claims = (Path(tempfile.gettempdir()) / f"ratelimit-test-ports-{os.getuid()}").open("ab")
 """Each run of the tests locks a byte of it for each port that it has given, until it ends."""
 
 
