@@ -22,7 +22,7 @@ help:
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
 	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
-	@echo "make lint      format, lint, types, imports, generated files, shipped rules, words"
+	@echo "make lint      format, lint, types, imports, generated files, shipped rules, leftovers"
 	@echo "make test-compiled   the same tests against the compiled package"
 	@echo "make check     lint and both tests: what a change must pass"
 	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
@@ -54,8 +54,8 @@ lint: $(VENV)/.developing
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/ratelimit lint rules
 	@$(SPHINX) --builder dummy docs $(SITE)/check
-	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py tests/docs/test_words.py tests/docs/test_style.py \
-		tests/docs/test_leftovers.py tests/test_compiled.py
+	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py tests/docs/test_leftovers.py \
+		tests/test_compiled.py
 
 format: $(VENV)/.developing
 	@$(BIN)/ruff check --quiet --fix-only .

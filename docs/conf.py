@@ -73,7 +73,6 @@ NAVIGATION = {
     ],
     "Inside": [
         "architecture",
-        "architecture/modules",
         "architecture/counting",
         "architecture/redis",
         "architecture/time",

@@ -18,15 +18,11 @@ import pytest
 import yaml
 
 from ratelimit_service.admin import doors
-from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.health import Health
-from ratelimit_service.limiter.additions import ADDITIONS
-from ratelimit_service.metrics import EXPORTERS, Metrics, Sources, WorkerFigures
+from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Loaded
-from ratelimit_service.rules.matchers.registry import MATCHERS
 from ratelimit_service.rules.schema import parse
-from ratelimit_service.rules.sources import SOURCES
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
 from ratelimit_service.settings.reference import REFERENCE
@@ -352,45 +348,6 @@ def test_systemd_unit_drops_privileges() -> None:
 
 OURS = ("ratelimit_service", "client", "proto", "docs", "tests", "benchmarks", "examples")
 """The directories with code of this project."""
-
-
-REGISTERED = [
-    *(f"ratelimit_service.algorithms.{name}" for name in ALGORITHMS),
-    *(type(each).__module__ for each in ADDITIONS),
-    *(each.__module__ for each in (*MATCHERS, *SOURCES.values(), *EXPORTERS)),
-]
-"""The modules of what registries list."""
-
-
-def test_architecture_names_every_module() -> None:
-    """docs/architecture/modules.md names the modules of each folder in its section, and no others.
-
-    What a registry lists is not named where a row says of it: "all of them, a module for each".
-    A section for what is no folder of the package, as the client's, is not looked at.
-    """
-    text = (TOP / "docs" / "architecture" / "modules.md").read_text()
-    sections = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)+)", text, re.MULTILINE))
-    package = TOP / "ratelimit_service"
-    folders: dict[Path, set[str]] = {}
-    for path in package.rglob("*.py"):
-        if path.name != "__init__.py" and path.parent.name != "generated":
-            folders.setdefault(path.parent, set()).add(path.stem)
-    registered: dict[str, set[str]] = {}
-    for name in REGISTERED:
-        _, *between, module = name.split(".")
-        registered.setdefault("/".join(between), set()).add(module)
-
-    assert len(folders) > 20
-    for folder, modules in folders.items():
-        if folder == package:
-            named = re.findall(r"`(\w+)\.py`", sections["Single files"])
-        else:
-            section = sections[f"`{folder.relative_to(package)}/`"]
-            named = re.findall(r"`(\w+)`", section)
-            if re.search(r"`\w+` \(all of them, a module for each[,)]", section):
-                named += registered.pop(str(folder.relative_to(package)))
-        assert set(named) == modules, folder
-    assert not registered
 
 
 def test_architecture_names_no_file_that_is_gone() -> None:
