@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 COMPILED = """
-    clock observer reads sketches turns
+    eventloop/clock observability/stats eventloop/reads containers/sketches eventloop/turns
     model/request model/hit model/step model/algorithm model/decision model/limit
     model/network model/schedule
     algorithms/*
@@ -30,18 +30,19 @@ COMPILED = """
     service/refusal service/faults service/asked service/memo service/planning
     service/answering service/at_hand service/patience service/records service/callers
     service/telling service/service
-    transport/h2/costs transport/h2/limits transport/h2/frames transport/h2/fields
-    transport/h2/head transport/h2/likeness
-    transport/h2/headers transport/h2/messages transport/h2/events transport/h2/streams
-    transport/h2/account
-    transport/h2/life transport/h2/open_streams transport/h2/runs transport/h2/passing
-    transport/h2/ordering transport/h2/sending
-    transport/h2/control transport/h2/incoming transport/h2/hurrying transport/h2/connection
-    transport/h2/inbox transport/h2/drawing transport/h2/read_pauses transport/h2/presence
-    transport/h2/protocol transport/h2/gathered transport/h2/calls transport/h2/overload
-    simulation/world
-    replay/sketches replay/timeline replay/use replay/met replay/play
-    replay/recorded replay/logs replay/csv_log replay/envoy_log replay/decision_log
+    grpc/h2/costs grpc/h2/limits grpc/h2/frames grpc/h2/fields
+    grpc/h2/head grpc/h2/likeness
+    grpc/h2/headers grpc/h2/messages grpc/h2/events grpc/h2/streams
+    grpc/h2/account
+    grpc/h2/life grpc/h2/open_streams grpc/h2/runs grpc/h2/passing
+    grpc/h2/ordering grpc/h2/sending
+    grpc/h2/control grpc/h2/incoming grpc/h2/hurrying grpc/h2/connection
+    grpc/h2/inbox grpc/h2/drawing grpc/h2/read_pauses grpc/h2/presence
+    grpc/h2/protocol grpc/h2/gathered grpc/h2/calls grpc/h2/overload
+    rule_lab/simulation/world rule_lab/replay/sketches rule_lab/replay/timeline
+    rule_lab/replay/use rule_lab/replay/met rule_lab/replay/play rule_lab/replay/recorded
+    rule_lab/replay/logs rule_lab/replay/csv_log rule_lab/replay/envoy_log
+    rule_lab/replay/decision_log
 """
 """The modules that a request goes through, a recorded one too, and what they share; `*` is any
 name."""

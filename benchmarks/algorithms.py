@@ -30,9 +30,9 @@ from benchmarks.run import (
     told,
 )
 from ratelimit_service.algorithms import spec_of
-from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis.script import SCRIPT, arguments

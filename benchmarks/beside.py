@@ -39,9 +39,11 @@ from benchmarks.load import BLOCK, SHAPES, Call, body, call
 from benchmarks.profile import RULES, Process
 from benchmarks.run import LOAD_CORE, RATELIMIT, SERVER_CORE, free_port, running
 from ratelimit_service import compiled
-from ratelimit_service.health import Health
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.connection import Calls
 from ratelimit_service.model import Entry, Override, OverrideKind
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
@@ -49,8 +51,6 @@ from ratelimit_service.service import Answer, Service
 from ratelimit_service.service import service as service_module
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.connection import Calls
 
 PAIRS, READS, CALLS = 60, 20, 50
 """So many pairs of turns; reads of a turn, and calls of a read."""

@@ -1,4 +1,4 @@
-"""What the units of `transport/h2/costs.py` cost, measured in this process.
+"""What the units of `grpc/h2/costs.py` cost, measured in this process.
 
     .venv/bin/python -m benchmarks.costs
 
@@ -30,10 +30,10 @@ import trustme
 from benchmarks.profile import Process
 from benchmarks.run import told
 from ratelimit_service import compiled
-from ratelimit_service.transport.h2 import costs, frames
-from ratelimit_service.transport.h2.calls import METHODS
-from ratelimit_service.transport.h2.connection import Connection
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import costs, frames
+from ratelimit_service.grpc.h2.calls import METHODS
+from ratelimit_service.grpc.h2.connection import Connection
+from ratelimit_service.grpc.h2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
@@ -42,7 +42,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
-from ratelimit_service.transport.h2.headers import literal
+from ratelimit_service.grpc.h2.headers import literal
 from ratelimit_service.wire import METHOD, SERVICE
 from tests.abuse.siege import slowness
 from tests.servers.tls_records import TlsRecords

@@ -39,8 +39,8 @@ from benchmarks.load import (
     traced_blocks,
 )
 from benchmarks.steady import BLOCK_20MS, ENVOYS_TIMEOUT
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import (
     ACK,
     END_STREAM,
     MAX_WINDOW,
@@ -49,7 +49,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
-from ratelimit_service.transport.h2.headers import literal
+from ratelimit_service.grpc.h2.headers import literal
 
 PATIENCE = 0.02
 SLICE_SECONDS = 0.1

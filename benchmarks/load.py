@@ -22,10 +22,10 @@ from pathlib import Path
 
 import uvloop
 
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import END_HEADERS, END_STREAM, PREFACE, FrameType
+from ratelimit_service.grpc.h2.headers import literal
 from ratelimit_service.model import Descriptor, Entry, Request
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import END_HEADERS, END_STREAM, PREFACE, FrameType
-from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 
 KEYS = 1_000_000

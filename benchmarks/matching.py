@@ -22,11 +22,11 @@ from statistics import median
 
 from benchmarks.run import resident_bytes, told
 from benchmarks.timing import MeasuredLoop
-from ratelimit_service.comparison import difference
-from ratelimit_service.health import Health
 from ratelimit_service.limiter import Planner
 from ratelimit_service.model import Descriptor, Entry, Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rule_lab.comparison import difference
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.tree import Snapshot

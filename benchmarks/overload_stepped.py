@@ -44,21 +44,21 @@ from benchmarks.profile import RULES
 from benchmarks.run import told
 from benchmarks.stepped_loop import Loop, Socket
 from benchmarks.stepped_redis import NODES
-from ratelimit_service import turns
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.eventloop import turns
+from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
+from ratelimit_service.grpc.h2.overload import Overload
+from ratelimit_service.grpc.h2.protocol import Http2Protocol
+from ratelimit_service.grpc.health import HealthService
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.transport.h2.account import Memory
-from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
-from ratelimit_service.transport.h2.overload import Overload
-from ratelimit_service.transport.h2.protocol import Http2Protocol
-from ratelimit_service.transport.health import HealthService
-from ratelimit_service.turns import shared_turns
 
 SOCKET_BYTES = 3_000_000
 """So many bytes wait between a client and the service before the client cannot send."""

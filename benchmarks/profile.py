@@ -14,24 +14,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.load import SHAPES
-from ratelimit_service.health import Health
-from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
-from ratelimit_service.rules.load import Rules
-from ratelimit_service.service import Answer, Service
-from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Done, Settled, Wanted, always
-from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.calls import METHODS
-from ratelimit_service.transport.h2.connection import Calls, Connection
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.calls import METHODS
+from ratelimit_service.grpc.h2.connection import Calls, Connection
+from ratelimit_service.grpc.h2.frames import (
     ACK,
     MAX_WINDOW,
     PREFACE,
     FrameType,
     SettingId,
 )
+from ratelimit_service.model import Hit
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.service import Answer, Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import NEVER, Done, Settled, Wanted, always
+from ratelimit_service.stores.memory import MemoryStore
 
 RULES = Path(__file__).with_name("rules.yaml")
 READS, CALLS = 3_000, 50

@@ -23,13 +23,13 @@ from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ratelimit_service.observer import Tallies
-from ratelimit_service.replay.csv_log import CsvLog
-from ratelimit_service.replay.decision_log import AskedText, DecisionLogReader
-from ratelimit_service.replay.envoy_log import EnvoyLog, Mapped
-from ratelimit_service.replay.logs import Lines, LogReader
-from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Block, Known, merged
+from ratelimit_service.observability.stats import Tallies
+from ratelimit_service.rule_lab.replay.csv_log import CsvLog
+from ratelimit_service.rule_lab.replay.decision_log import AskedText, DecisionLogReader
+from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, Mapped
+from ratelimit_service.rule_lab.replay.logs import Lines, LogReader
+from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.recorded import Block, Known, merged
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings

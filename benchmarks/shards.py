@@ -28,9 +28,9 @@ from benchmarks.run import (
     told,
 )
 from ratelimit_service.algorithms import DEFAULT
-from ratelimit_service.health import Health
 from ratelimit_service.model import CounterSpec, Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Settled
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.redis import RedisStore

@@ -26,14 +26,14 @@ import redis
 from benchmarks.profile import RULES, Process
 from ratelimit_service import compiled, limiter, wire
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.connection import Connection
 from ratelimit_service.limiter import Planner, compiler
 from ratelimit_service.model import SECOND_US, CounterSpec, Hit
 from ratelimit_service.service import answering
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import script
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.connection import Connection
 from tests.servers.redis import RedisServer
 
 PAIRS, READS, CALLS, WARM = 40, 20, 50, 4

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import uvloop
 
 from benchmarks.load import BLOCK, TICK_SECONDS
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import END_HEADERS, END_STREAM, PREFACE, FrameType
 from ratelimit_service.model import Descriptor, Entry, Request
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import END_HEADERS, END_STREAM, PREFACE, FrameType
 from ratelimit_service.wire import encode_request
 
 DOMAIN = "faults"

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.stepped_redis import Redis
-from ratelimit_service.transport.h2.protocol import Http2Protocol
+from ratelimit_service.grpc.h2.protocol import Http2Protocol
 
 __all__ = ["CLOCK", "IDLE_US", "Clock", "Loop", "Socket"]
 

@@ -1,6 +1,6 @@
 """An exact, Envoy-compatible rate limit decision service."""
 
-from ratelimit_service.installed import compiled, installed_version
+from ratelimit_service.processes.installed import compiled, installed_version
 
 __all__ = ["__version__", "compiled"]
 

@@ -41,7 +41,7 @@ from benchmarks.abuse.processes import (
 from benchmarks.by_policy import too_many
 from benchmarks.run import LOAD_CORE, free_port, running, told
 from benchmarks.timing import TURN
-from ratelimit_service.transport.h2.limits import ALL_HELD_BYTES, HELD_BYTES, INBOX_BYTES
+from ratelimit_service.grpc.h2.limits import ALL_HELD_BYTES, HELD_BYTES, INBOX_BYTES
 
 SECONDS = 1.5
 LATE_SECONDS = 0.02

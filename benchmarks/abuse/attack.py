@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from benchmarks.abuse.wire import H2, Aim
 from benchmarks.load import BLOCK, NO_TABLE, body
-from ratelimit_service.model import Descriptor, Request
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import (
     END_HEADERS,
     END_STREAM,
     MAX_FRAME_SIZE,
     FrameType,
 )
-from ratelimit_service.transport.h2.headers import literal
+from ratelimit_service.grpc.h2.headers import literal
+from ratelimit_service.model import Descriptor, Request
 from ratelimit_service.wire import encode_request
 
 Act = Callable[[Aim], Awaitable[None]]

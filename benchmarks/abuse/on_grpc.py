@@ -8,15 +8,15 @@ import gzip
 from benchmarks.abuse.attack import attack, call, flood, head, headers, prefixed, request, settled
 from benchmarks.abuse.wire import DEFAULT_WINDOW, H2, Aim, Wire
 from benchmarks.load import BLOCK, NO_TABLE, body, body_of
-from ratelimit_service.model import Descriptor, Entry
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import (
     MAX_FRAME_SIZE,
     ErrorCode,
     FrameType,
     SettingId,
 )
-from ratelimit_service.transport.h2.headers import literal
+from ratelimit_service.grpc.h2.headers import literal
+from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.wire import METHOD, SERVICE
 
 MANY_SETTINGS = frames.frame(

@@ -19,8 +19,8 @@ from benchmarks.abuse.on_grpc import (
 )
 from benchmarks.abuse.wire import Aim, Wire
 from benchmarks.load import BLOCK, body
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import ACK, PREFACE, FrameType
 from tests.servers.tls_records import TlsRecords
 
 

@@ -8,10 +8,10 @@ from benchmarks.abuse.attack import attack, call, flood, head, headers, prefixed
 from benchmarks.abuse.on_grpc import REFLECTION
 from benchmarks.abuse.wire import H2, Aim
 from benchmarks.load import BLOCK, NO_TABLE, body, body_of
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, SettingId
+from ratelimit_service.grpc.h2.headers import literal
 from ratelimit_service.model import Descriptor, Entry
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, SettingId
-from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.wire import METHOD, SERVICE
 
 UNKNOWN_FRAME = 0xBB

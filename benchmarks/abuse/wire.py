@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import (
     ACK,
     END_STREAM,
     MAX_FRAME_SIZE,

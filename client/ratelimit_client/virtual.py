@@ -13,14 +13,14 @@ from ratelimit_client.errors import BadRequestError, UnavailableError
 from ratelimit_client.model import Decision, Request
 from ratelimit_client.wire import decode, encode
 from ratelimit_service import errors
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rule_lab.simulation.world import World
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
-from ratelimit_service.simulation.world import World
 from ratelimit_service.wire import decode_request, encode_decision, encode_quota
 
 __all__ = ["Virtual"]

@@ -1,6 +1,6 @@
 """How changes of rules are shown: for people, for programs, and for a pull request's comment.
 
-What must not live here: what is a change (`ratelimit_service.comparison`).
+What must not live here: what is a change (`ratelimit_service.rule_lab.comparison`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ratelimit_service.comparison import Callers, Change, ChangeKind
-from ratelimit_service.comparison.policies import policy_text
+from ratelimit_service.rule_lab.comparison import Callers, Change, ChangeKind
+from ratelimit_service.rule_lab.comparison.policies import policy_text
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import Rule
-from ratelimit_service.text import count, printable
+from ratelimit_service.text.display import count, printable
 
 __all__ = ["FORMATS", "summary"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ratelimit_service.cli.say import say
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["diff"]
 
@@ -35,9 +35,9 @@ def diff(old: str, new: str, shape: str) -> int:
     Example: ratelimit diff main rules/
     """
     from ratelimit_service.cli.changes import FORMATS, summary  # noqa: PLC0415
-    from ratelimit_service.clock import now_us  # noqa: PLC0415
-    from ratelimit_service.comparison import SideError, compare, read_sides  # noqa: PLC0415
+    from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
     from ratelimit_service.model import MINUTE_US  # noqa: PLC0415
+    from ratelimit_service.rule_lab.comparison import SideError, compare, read_sides  # noqa: PLC0415
 
     try:
         before, after = read_sides(old, new)

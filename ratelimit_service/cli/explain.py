@@ -13,7 +13,7 @@ from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say, say_line
 from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import parse_descriptor, utf8
-from ratelimit_service.descriptor_text import override_text
+from ratelimit_service.text.descriptors import override_text
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
@@ -53,9 +53,9 @@ def explain(
 
     Example: ratelimit explain demo user=alice
     """
-    from ratelimit_service.clock import now_us  # noqa: PLC0415
-    from ratelimit_service.health import Health  # noqa: PLC0415
-    from ratelimit_service.observer import Stats  # noqa: PLC0415
+    from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
+    from ratelimit_service.observability.health import Health  # noqa: PLC0415
+    from ratelimit_service.observability.stats import Stats  # noqa: PLC0415
     from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
     from ratelimit_service.rules.load import Rules  # noqa: PLC0415
     from ratelimit_service.rules.moment import at_moment  # noqa: PLC0415

@@ -12,7 +12,7 @@ import click
 from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
 from ratelimit_service.errors import RulesError
-from ratelimit_service.typed import typed
+from ratelimit_service.processes.command_line import typed
 
 __all__ = ["init"]
 

@@ -12,8 +12,8 @@ from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
-from ratelimit_service.descriptor_text import override_text
-from ratelimit_service.text import count, lasting
+from ratelimit_service.text.descriptors import override_text
+from ratelimit_service.text.display import count, lasting
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient

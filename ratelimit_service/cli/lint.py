@@ -10,7 +10,7 @@ import click
 
 from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
-from ratelimit_service.text import count
+from ratelimit_service.text.display import count
 
 __all__ = ["lint"]
 

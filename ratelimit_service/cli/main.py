@@ -35,7 +35,7 @@ from ratelimit_service.cli.test import test
 from ratelimit_service.cli.top import top
 from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.text import reason
+from ratelimit_service.text.display import reason
 
 __all__ = ["main", "ratelimit"]
 

@@ -14,9 +14,8 @@ from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.steer import AS_JSON, REASON, say_removed, told_by, warn
 from ratelimit_service.cli.words import utf8
-from ratelimit_service.clock import now_us
-from ratelimit_service.descriptor_text import override_text
 from ratelimit_service.errors import OverrideError, RateLimitError
+from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import (
     MAX_OVERRIDES,
     MAX_PATTERNS,
@@ -25,8 +24,9 @@ from ratelimit_service.model import (
     too_many_patterns,
 )
 from ratelimit_service.model.override import FORMAT
-from ratelimit_service.text import count
-from ratelimit_service.text import reason as because
+from ratelimit_service.text.descriptors import override_text
+from ratelimit_service.text.display import count
+from ratelimit_service.text.display import reason as because
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient

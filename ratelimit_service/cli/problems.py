@@ -13,7 +13,7 @@ from ratelimit_service import __version__
 from ratelimit_service.cli.github import annotation
 from ratelimit_service.rules.lint import Linted
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["FORMATS"]
 

@@ -12,7 +12,7 @@ import click
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import utf8
-from ratelimit_service.text import count
+from ratelimit_service.text.display import count
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient

@@ -16,12 +16,12 @@ import click
 
 from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
-from ratelimit_service.text import count, printable
+from ratelimit_service.text.display import count, printable
 
 if TYPE_CHECKING:
-    from ratelimit_service.replay.logs import Log
-    from ratelimit_service.replay.play import Replay
-    from ratelimit_service.replay.recorded import Block
+    from ratelimit_service.rule_lab.replay.logs import Log
+    from ratelimit_service.rule_lab.replay.play import Replay
+    from ratelimit_service.rule_lab.replay.recorded import Block
 
 __all__ = ["replay"]
 
@@ -80,10 +80,10 @@ def replay(
 
     Example: ratelimit replay --rules new/ --against rules/ requests.csv
     """
-    from ratelimit_service.replay import page as pages  # noqa: PLC0415
-    from ratelimit_service.replay import play, report, sources, text  # noqa: PLC0415
-    from ratelimit_service.replay.logs import Log  # noqa: PLC0415
-    from ratelimit_service.replay.recorded import merged  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay import page as pages  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay import play, report, sources, text  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay.logs import Log  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay.recorded import merged  # noqa: PLC0415
     from ratelimit_service.settings import Settings  # noqa: PLC0415
 
     if page is not None and (why := _unwritable(page)):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from ratelimit_service.cli.github import annotation
+from ratelimit_service.rule_lab.simulation.trial import Coverage, Result
 from ratelimit_service.settings import duration_text
-from ratelimit_service.simulation.trial import Coverage, Result
-from ratelimit_service.text import count
+from ratelimit_service.text.display import count
 
 __all__ = ["FORMATS", "coverage_text"]
 

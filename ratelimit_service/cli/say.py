@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["fail", "mistake", "say", "say_line"]
 

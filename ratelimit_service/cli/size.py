@@ -17,7 +17,7 @@ from ratelimit_service.cli.measured import (
     WORKER_BYTES,
 )
 from ratelimit_service.cli.say import say
-from ratelimit_service.text import count
+from ratelimit_service.text.display import count
 
 __all__ = ["Load", "Needed", "needed", "size"]
 

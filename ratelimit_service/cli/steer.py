@@ -11,10 +11,10 @@ import click
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import duration, moment, parse_descriptor, utf8
-from ratelimit_service.clock import now_us
-from ratelimit_service.descriptor_text import override_text
 from ratelimit_service.errors import TransportError
+from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import SECOND_US, time_text
+from ratelimit_service.text.descriptors import override_text
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["Screen", "Terminal", "is_terminal", "terminal"]
 

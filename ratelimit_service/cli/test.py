@@ -43,12 +43,12 @@ def test(cases: Sequence[Path], shape: str, coverage: bool, min_coverage: float)
     Example: ratelimit test rules/
     """
     from ratelimit_service.cli.results import FORMATS, coverage_text  # noqa: PLC0415
-    from ratelimit_service.simulation.cases import (  # noqa: PLC0415
+    from ratelimit_service.rule_lab.simulation.cases import (  # noqa: PLC0415
         CasesError,
         find_case_files,
         read_cases,
     )
-    from ratelimit_service.simulation.trial import Trial  # noqa: PLC0415
+    from ratelimit_service.rule_lab.simulation.trial import Trial  # noqa: PLC0415
 
     trial = Trial()
     try:

@@ -13,7 +13,7 @@ from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import duration, format_descriptor, utf8
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 if TYPE_CHECKING:
     from ratelimit_service.cli.terminal import Screen

@@ -13,11 +13,11 @@ from ratelimit_service.cli.inspect import standing
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
 from ratelimit_service.model import time_text
-from ratelimit_service.text import count, in_seconds
+from ratelimit_service.text.display import count, in_seconds
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
-    from ratelimit_service.replay.denials import Evidence
+    from ratelimit_service.rule_lab.replay.denials import Evidence
 
 __all__ = ["why"]
 
@@ -67,8 +67,8 @@ def why(
 
     Example: ratelimit why api user=alice --at 14:03 --log decisions.jsonl --now
     """
-    from ratelimit_service.clock import now_us  # noqa: PLC0415
-    from ratelimit_service.replay.denials import (  # noqa: PLC0415
+    from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay.denials import (  # noqa: PLC0415
         decisions_about,
         denial_of,
         sentence,

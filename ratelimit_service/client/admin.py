@@ -12,9 +12,9 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from ratelimit_service.errors import RateLimitError, SettingsError, TransportError
-from ratelimit_service.pem import client_context
+from ratelimit_service.net.pem import client_context
 from ratelimit_service.settings import split_address, unix_path
-from ratelimit_service.text import reason
+from ratelimit_service.text.display import reason
 
 __all__ = ["AdminAddress", "AdminClient"]
 

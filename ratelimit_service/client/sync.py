@@ -8,10 +8,10 @@ from typing import NamedTuple, Self
 import grpc
 
 from ratelimit_service.errors import TransportError
+from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.model import Decision, Request
-from ratelimit_service.pem import client_context
-from ratelimit_service.text import reason
-from ratelimit_service.whole_file import read_whole
+from ratelimit_service.net.pem import client_context
+from ratelimit_service.text.display import reason
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 
 __all__ = ["Client", "ClientTLS"]

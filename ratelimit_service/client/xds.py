@@ -23,12 +23,12 @@ import grpc
 from grpc import aio
 
 from ratelimit_service import __version__
-from ratelimit_service.aside import NICENESS
-from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.pipes import framed
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.files.whole_file import read_whole
+from ratelimit_service.processes.low_priority import NICENESS
+from ratelimit_service.processes.pipes import framed
 from ratelimit_service.rules.resource import resource_bytes
-from ratelimit_service.whole_file import read_whole
 from ratelimit_service.wire.discovery import (
     METHOD,
     TYPE_URL,

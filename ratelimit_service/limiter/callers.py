@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from random import random
 from typing import Final, NamedTuple
 
+from ratelimit_service.containers.sketches import TopNames
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.model import Limit, Outcome
 from ratelimit_service.rules.tree import Rule
-from ratelimit_service.sketches import TopNames
 from ratelimit_service.stores.keys import is_digest
 
 __all__ = [

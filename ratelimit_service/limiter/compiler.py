@@ -10,16 +10,16 @@ from functools import lru_cache
 from typing import Final
 
 from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
+from ratelimit_service.containers.spread import Table, spread
 from ratelimit_service.limiter.additions import speaking, wanted
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode, address_of
-from ratelimit_service.observer import Tally
+from ratelimit_service.observability.stats import Tally
 from ratelimit_service.rules.match import Match
 from ratelimit_service.rules.tree import Domain, MetNode, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
-from ratelimit_service.spread import Table, spread
 from ratelimit_service.stores.keys import CounterNames
 
 __all__ = ["Compiler"]

@@ -9,7 +9,7 @@ from ratelimit_service.limiter.callers import TopCallers
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
 from ratelimit_service.limiter.statuses import Shown, by_policy, shown
 from ratelimit_service.model import Mode, Outcome
-from ratelimit_service.observer import Stats, Tally
+from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 

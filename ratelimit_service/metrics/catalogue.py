@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ratelimit_service.metrics.reading import Reading, WorkerFigures
 from ratelimit_service.model import FailurePolicy, OverrideKind
-from ratelimit_service.observer import Histogram, Tally
+from ratelimit_service.observability.stats import Histogram, Tally
 
 __all__ = ["CATALOGUE", "RULE_TALLIES", "Metric", "MetricKind", "Sample"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from ratelimit_service.clock import now_us
+from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.eventloop.slices import SLICE, slowly
 from ratelimit_service.metrics.catalogue import CATALOGUE, Metric, MetricKind
 from ratelimit_service.metrics.reading import Reading
-from ratelimit_service.observer import LATENCY_BOUNDS_US, Histogram
+from ratelimit_service.observability.stats import LATENCY_BOUNDS_US, Histogram
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import SLICE, slowly
 
 __all__ = ["OtlpMetrics"]
 

@@ -15,10 +15,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from ratelimit_service.eventloop.slices import SLICE, pause
 from ratelimit_service.metrics.catalogue import CATALOGUE, Metric, MetricKind, Sample
 from ratelimit_service.metrics.reading import Sources
-from ratelimit_service.observer import LATENCY_BOUNDS_US, Histogram
-from ratelimit_service.slices import SLICE, pause
+from ratelimit_service.observability.stats import LATENCY_BOUNDS_US, Histogram
 
 __all__ = ["Metrics"]
 

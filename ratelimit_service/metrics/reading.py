@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats, Tally
+from ratelimit_service.eventloop.slices import slowly
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.rules.load import Loaded
 from ratelimit_service.rules.tree import Node, Rule, Snapshot, ways
-from ratelimit_service.slices import slowly
 
 __all__ = ["OVERRIDES", "Limited", "Reading", "Series", "Sources", "Unmatched", "WorkerFigures"]
 

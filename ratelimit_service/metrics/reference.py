@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.metrics.reading import Reading, Series
-from ratelimit_service.observer import OTHER, Tally
+from ratelimit_service.observability.stats import OTHER, Tally
 from ratelimit_service.rules.paths import parse_path
-from ratelimit_service.slices import slowly
 
 __all__ = [
     "PER_RULE",

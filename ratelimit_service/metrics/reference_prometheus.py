@@ -8,6 +8,7 @@ from itertools import islice
 
 from prometheus_client import ProcessCollector
 
+from ratelimit_service.eventloop.slices import SLICE, pause, slowly
 from ratelimit_service.metrics.exporter import Page
 from ratelimit_service.metrics.reading import Reading
 from ratelimit_service.metrics.reference import (
@@ -17,9 +18,8 @@ from ratelimit_service.metrics.reference import (
     clean,
     segments,
 )
-from ratelimit_service.observer import LATENCY_BOUNDS_US, Histogram
+from ratelimit_service.observability.stats import LATENCY_BOUNDS_US, Histogram
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import SLICE, pause, slowly
 
 __all__ = ["exports"]
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 
+from ratelimit_service.eventloop.slices import SLICE, pause
 from ratelimit_service.metrics.exporter import Page
 from ratelimit_service.metrics.reading import Reading
 from ratelimit_service.metrics.reference import RESPONSE_TIME, totals
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import SLICE, pause
 
 __all__ = ["exports"]
 

@@ -11,13 +11,13 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
+from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.metrics.exporter import Push
 from ratelimit_service.metrics.reading import Reading
 from ratelimit_service.metrics.reference import RESPONSE_TIME, clean, totals
-from ratelimit_service.names import shared_names
-from ratelimit_service.observer import LATENCY_BOUNDS_US
+from ratelimit_service.net.names import shared_names
+from ratelimit_service.observability.stats import LATENCY_BOUNDS_US
 from ratelimit_service.settings import Settings, split_address
-from ratelimit_service.slices import slowly
 
 __all__ = ["exports"]
 

@@ -28,7 +28,7 @@ from ratelimit_service.rules.tree import (
     TalliesOf,
     walk,
 )
-from ratelimit_service.text import count
+from ratelimit_service.text.display import count
 
 __all__ = ["MOST_TOLD", "Built", "FileReport", "Former", "Language", "Version", "build", "merge"]
 

@@ -16,10 +16,11 @@ import sys
 from asyncio import ReadTransport
 from collections.abc import Iterator, Mapping, Sequence
 
-from ratelimit_service.aside import NICENESS
 from ratelimit_service.errors import RulesError
-from ratelimit_service.observer import Tallies
-from ratelimit_service.pipes import (
+from ratelimit_service.eventloop.slices import stepwise
+from ratelimit_service.observability.stats import Tallies
+from ratelimit_service.processes.low_priority import NICENESS
+from ratelimit_service.processes.pipes import (
     ChildProcess,
     end,
     framed,
@@ -30,7 +31,6 @@ from ratelimit_service.pipes import (
 from ratelimit_service.rules.build import Built, FileReport, Former, Version, build
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import Domain, Level, TalliesOf
-from ratelimit_service.slices import stepwise
 
 __all__ = ["Builder", "main"]
 

@@ -10,7 +10,7 @@ from ratelimit_service.model import Limit
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.texts import grouping_text, moment_text, schedule_text
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, ways
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["dump"]
 

@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 
 from ratelimit_service.errors import RulesError
+from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.rules.source import Found
-from ratelimit_service.whole_file import read_whole
 
 __all__ = ["TESTS", "NoRulesError", "read_rule_files"]
 

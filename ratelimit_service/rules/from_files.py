@@ -13,7 +13,7 @@ from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.files import NoRulesError, read_rule_files
 from ratelimit_service.rules.source import Found, Left, RuleSource
 from ratelimit_service.settings import Settings
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["FromFiles"]
 

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 from ratelimit_service.errors import RulesError, SettingsError
-from ratelimit_service.pipes import ChildProcess, end, read_frame, start
+from ratelimit_service.eventloop.slices import SLICE, pause
+from ratelimit_service.files.scratch import scratch
+from ratelimit_service.files.whole_file import read_whole
+from ratelimit_service.processes.pipes import ChildProcess, end, read_frame, start
 from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
-from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings, split_address, split_pairs
-from ratelimit_service.slices import SLICE, pause
-from ratelimit_service.text import printable, reason
-from ratelimit_service.whole_file import read_whole
+from ratelimit_service.text.display import printable, reason
 
 __all__ = ["FromXds"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import RulesError
+from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.model import MINUTE_US
 from ratelimit_service.rules.advice import advice
 from ratelimit_service.rules.build import merge
@@ -17,7 +17,7 @@ from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.rules.slips import lines_of
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["SKIPPED", "Linted", "lint", "lint_text"]
 

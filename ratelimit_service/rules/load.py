@@ -15,10 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ratelimit_service.clock import now_us
 from ratelimit_service.errors import RulesError
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.eventloop.slices import at_once, stepwise
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.build import Built, FileReport, Language, Version, build
 from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.from_files import FromFiles
@@ -27,8 +28,7 @@ from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.rules.tree import Domain, Snapshot
-from ratelimit_service.slices import at_once, stepwise
-from ratelimit_service.text import count, printable
+from ratelimit_service.text.display import count, printable
 
 __all__ = ["Loaded", "ReloadDifference", "Rules"]
 

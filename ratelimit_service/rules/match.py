@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from ratelimit_service.containers.spread import PARTS
 from ratelimit_service.model import Entry, new_tuple
-from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
+from ratelimit_service.observability.stats import MAX_VALUE_BYTES, OTHER
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import (
@@ -24,7 +25,6 @@ from ratelimit_service.rules.tree import (
     Node,
     Rule,
 )
-from ratelimit_service.spread import PARTS
 
 __all__ = ["Match", "find", "match", "match_any_value", "may_meet", "meet"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["MatcherName", "Source", "matcher_name", "parse_path", "path_text"]
 

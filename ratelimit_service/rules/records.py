@@ -16,8 +16,9 @@ from itertools import islice
 from typing import NamedTuple
 
 import ratelimit_service.rules.matchers.registry  # noqa: F401 -- a record must not import its kind
+from ratelimit_service.containers.spread import SpreadList
 from ratelimit_service.model import FailurePolicy, Limit, zone
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.times import Times
@@ -32,7 +33,6 @@ from ratelimit_service.rules.tree import (
     TalliesOf,
     walk,
 )
-from ratelimit_service.spread import SpreadList
 
 __all__ = ["Assembly", "packed"]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.matchers.registry import keys as matcher_keys
 from ratelimit_service.rules.overlay import NO_OVERLAY, Keys, Overlay

@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Tallies
+from ratelimit_service.containers.spread import SpreadTable
+from ratelimit_service.eventloop.slices import SLICE, pause, slowly, stepwise
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.tree import OVERRIDES, UNMATCHED, Domain, Level, Node, Snapshot, walk
-from ratelimit_service.slices import SLICE, pause, slowly, stepwise
-from ratelimit_service.spread import SpreadTable
 
 __all__ = ["Rulebook", "Tallied", "hold_without"]
 

@@ -17,7 +17,7 @@ import yaml
 
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Limit
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.answers import read_answer
 from ratelimit_service.rules.conflicts import taken_twice, too_many
 from ratelimit_service.rules.fields import Fields, Scalars, document

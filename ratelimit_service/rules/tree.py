@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ratelimit_service.containers.spread import LARGE, SpreadList, Table, parts_of, spread
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit
-from ratelimit_service.observer import Tallies, Tally
+from ratelimit_service.observability.stats import Tallies, Tally
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
 from ratelimit_service.rules.matchers.stand_ins import stand_ins
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.times import Times
-from ratelimit_service.spread import LARGE, SpreadList, Table, parts_of, spread
 
 __all__ = [
     "DETAILED",

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["watch", "watched"]
 

@@ -7,14 +7,14 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 
-from ratelimit_service import listening
-from ratelimit_service.admin import AdminListener, Operating
-from ratelimit_service.admin.tokens import read_tokens
 from ratelimit_service.errors import TransportError
+from ratelimit_service.grpc.tls import TLS
+from ratelimit_service.http import AdminListener, Operating
+from ratelimit_service.http.tokens import read_tokens
+from ratelimit_service.net import listening
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.signals import log
 from ratelimit_service.settings import ADMIN_ADDRESS_BY_DEFAULT, DEFAULT_ADMIN, Settings
-from ratelimit_service.transport.tls import TLS
 
 __all__ = ["AdminPort", "check_admin_free", "check_tokens"]
 

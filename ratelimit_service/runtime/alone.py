@@ -6,13 +6,15 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from ratelimit_service import __version__, compiled, listening
-from ratelimit_service.accepting import Guests
-from ratelimit_service.admin import Here, HttpPort, Operating
-from ratelimit_service.comparison import difference
-from ratelimit_service.health import Health, Phase
+from ratelimit_service import __version__, compiled
+from ratelimit_service.grpc.transports import TRANSPORTS
+from ratelimit_service.http import Here, HttpPort, Operating
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.observer import Stats
+from ratelimit_service.net import listening
+from ratelimit_service.net.accepting import Guests
+from ratelimit_service.observability.health import Health, Phase
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rule_lab.comparison import difference
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
@@ -29,7 +31,6 @@ from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
 from ratelimit_service.telemetry.spans import Spans
-from ratelimit_service.transport.transports import TRANSPORTS
 
 __all__ = ["serve_alone"]
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from ratelimit_service.processes.command_line import typed
 from ratelimit_service.rules.tree import Level, Node, Snapshot
 from ratelimit_service.service.enqueueing import nowhere_to_queue
 from ratelimit_service.settings import Settings, redacted
-from ratelimit_service.text import printable
-from ratelimit_service.typed import typed
+from ratelimit_service.text.display import printable
 
 __all__ = ["announce"]
 

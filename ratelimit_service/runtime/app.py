@@ -8,11 +8,11 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from ratelimit_service.aside import NICENESS
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.health import Health
-from ratelimit_service.listening import check_possible
-from ratelimit_service.observer import Stats
+from ratelimit_service.net.listening import check_possible
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.processes.low_priority import NICENESS
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.grpc.tls import TLS, TLSFiles
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport.tls import TLS, TLSFiles
 
 __all__ = ["Certificates", "check_certificates"]
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.service import Service

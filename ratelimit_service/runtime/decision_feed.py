@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ratelimit_service.clock import now_us
+from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.runtime.decision_packets import DecisionPackets
 from ratelimit_service.service import DecidedBatch, DecisionRecord, Service
 from ratelimit_service.service.decision_key import hash_of, read_key

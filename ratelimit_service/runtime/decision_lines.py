@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 from typing import Final
 
+from ratelimit_service.grpc.h2.headers import HeaderReader
 from ratelimit_service.runtime.decision_packets import Run, unpacked
 from ratelimit_service.service.callers import REQUEST_ID, Headers, PackedHeaders
 from ratelimit_service.service.decision_line import HashValue, asked_part, origin_part
@@ -23,7 +24,6 @@ from ratelimit_service.telemetry.parents import (
     usual_request_ids,
     usual_trace_ids,
 )
-from ratelimit_service.transport.h2.headers import HeaderReader
 
 __all__ = ["DecisionLines"]
 

@@ -13,8 +13,8 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from ratelimit_service.clock import Clock, now_us
-from ratelimit_service.whole_file import append_whole
+from ratelimit_service.eventloop.clock import Clock, now_us
+from ratelimit_service.files.whole_file import append_whole
 
 __all__ = ["DecisionLogFile", "LogConfig", "Sink", "Stdout", "Syslog", "sink_of"]
 

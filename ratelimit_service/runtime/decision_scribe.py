@@ -22,10 +22,17 @@ from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Final, Self
 
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
-from ratelimit_service.pipes import ChildProcess, end, framed, keep_running, read_frame, start
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.processes.pipes import (
+    ChildProcess,
+    end,
+    framed,
+    keep_running,
+    read_frame,
+    start,
+)
 from ratelimit_service.runtime import decision_writer
 from ratelimit_service.runtime.decision_log import LogConfig
 from ratelimit_service.runtime.decision_packets import decisions_in

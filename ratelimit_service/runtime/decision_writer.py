@@ -16,13 +16,13 @@ import signal
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ratelimit_service.aside import NICENESS
-from ratelimit_service.pipes import Frames, framed
+from ratelimit_service.processes.low_priority import NICENESS
+from ratelimit_service.processes.pipes import Frames, framed
 from ratelimit_service.runtime.decision_lines import DecisionLines
 from ratelimit_service.runtime.decision_log import LogConfig, Sink, sink_of
 from ratelimit_service.runtime.decision_packets import decisions_in
 from ratelimit_service.service.decision_key import hash_of
-from ratelimit_service.text import printable, reason
+from ratelimit_service.text.display import printable, reason
 
 __all__ = ["RETRY_SECONDS", "DecisionWriter", "Progress", "main"]
 

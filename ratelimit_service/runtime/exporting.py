@@ -8,11 +8,11 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-from ratelimit_service import listening
-from ratelimit_service.admin import Content, Pages, rules_page
-from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import TransportError
+from ratelimit_service.http import Content, Pages, rules_page
 from ratelimit_service.metrics import EXPORTERS, OtlpMetrics, Page, Push, Sources
+from ratelimit_service.net import listening
+from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.signals import log

@@ -12,9 +12,9 @@ import sys
 from typing import NotRequired, TypedDict
 
 from ratelimit_service.errors import RateLimitError
+from ratelimit_service.files.scratch import scratch
 from ratelimit_service.runtime.worker_process import Inherited
 from ratelimit_service.runtime.workers import Counts
-from ratelimit_service.scratch import scratch
 from ratelimit_service.settings.environment import HANDOVER
 
 __all__ = ["Handover", "become_successor", "successor_command", "take_over"]

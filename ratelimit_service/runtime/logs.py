@@ -10,8 +10,8 @@ import json
 import logging
 from datetime import UTC, datetime
 
-from ratelimit_service.clock import elapsed_us
-from ratelimit_service.text import printable
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.text.display import printable
 
 __all__ = ["configure"]
 

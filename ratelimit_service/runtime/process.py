@@ -10,7 +10,7 @@ from functools import partial
 from time import thread_time_ns
 from typing import Any, TypeVar
 
-from ratelimit_service.turns import shared_turns
+from ratelimit_service.eventloop.turns import shared_turns
 
 try:
     import uvloop

@@ -18,7 +18,7 @@ from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.peer import check_peer
 from ratelimit_service.runtime.signals import RESTART
 from ratelimit_service.settings import split_address
-from ratelimit_service.text import reason
+from ratelimit_service.text.display import reason
 
 __all__ = ["restart"]
 

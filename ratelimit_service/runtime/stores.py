@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.caller_history import Board
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import LookAt, ShardState, Store

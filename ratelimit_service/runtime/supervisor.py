@@ -14,15 +14,16 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 
-from ratelimit_service import __version__, compiled, listening
-from ratelimit_service.accepting import Acceptor, Guests
-from ratelimit_service.admin import HttpPort, Operating
-from ratelimit_service.aside import aside
-from ratelimit_service.comparison import difference
+from ratelimit_service import __version__, compiled
 from ratelimit_service.errors import RateLimitError, RulesError, TransportError
-from ratelimit_service.health import Health, Phase
+from ratelimit_service.http import HttpPort, Operating
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.observer import Stats
+from ratelimit_service.net import listening
+from ratelimit_service.net.accepting import Acceptor, Guests
+from ratelimit_service.observability.health import Health, Phase
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.processes.low_priority import aside
+from ratelimit_service.rule_lab.comparison import difference
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.source import Left
 from ratelimit_service.rules.sources import source_of
@@ -42,7 +43,7 @@ from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
-from ratelimit_service.text import count
+from ratelimit_service.text.display import count
 
 __all__ = ["supervise"]
 

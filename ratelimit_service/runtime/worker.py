@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ratelimit_service import __version__
-from ratelimit_service.accepting import ACCEPTED_AT_ONCE
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.health import Health, Phase
-from ratelimit_service.observer import Stats
+from ratelimit_service.eventloop.slices import pause, stand_in_line, stepwise
+from ratelimit_service.grpc.h2 import H2Server
+from ratelimit_service.grpc.tls import TLS
+from ratelimit_service.net.accepting import ACCEPTED_AT_ONCE
+from ratelimit_service.observability.health import Health, Phase
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
 from ratelimit_service.runtime import logs
@@ -41,9 +44,6 @@ from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import CallOrigin, Refusal
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import pause, stand_in_line, stepwise
-from ratelimit_service.transport.h2 import H2Server
-from ratelimit_service.transport.tls import TLS
 
 __all__ = ["main"]
 

@@ -14,8 +14,8 @@ import sys
 from contextlib import ExitStack
 from typing import Literal, NotRequired, TypedDict
 
-from ratelimit_service.clock import elapsed_us, now_us
 from ratelimit_service.errors import RateLimitError, StatusCode
+from ratelimit_service.eventloop.clock import elapsed_us, now_us
 from ratelimit_service.runtime.channel import Channel, MessageKind, Received, sockets
 from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
 from ratelimit_service.service import Answer, Refusal
@@ -308,7 +308,8 @@ def worker_command(*, beside: bool) -> list[str]:
     code = "from ratelimit_service.runtime.worker import main; main()"
     if beside:
         name = "ratelimit_service.runtime.worker"
-        code = f"from ratelimit_service.aside import imported; imported({name!r}).main()"
+        importing = "from ratelimit_service.processes.low_priority import imported"
+        code = f"{importing}; imported({name!r}).main()"
     return [sys.executable, "-P", "-c", code]  # -P: import nothing from the working directory
 
 

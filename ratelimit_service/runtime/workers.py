@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from ratelimit_service import __version__
-from ratelimit_service.accepting import Guests
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.health import Health
+from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.metrics import WorkerFigures
-from ratelimit_service.observer import Stats, Taken
+from ratelimit_service.net.accepting import Guests
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats, Taken
 from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.rules.tree import Domain
@@ -31,8 +32,7 @@ from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, W
 from ratelimit_service.runtime.workers_asked import AskedWorkers
 from ratelimit_service.runtime.workers_health import WorkersHealth
 from ratelimit_service.settings import Settings
-from ratelimit_service.text import count
-from ratelimit_service.transport.tls import TLS
+from ratelimit_service.text.display import count
 
 __all__ = ["Counts", "Workers"]
 

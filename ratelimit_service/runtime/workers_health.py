@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ratelimit_service.health import Health
+from ratelimit_service.observability.health import Health
 
 __all__ = ["WorkersHealth"]
 

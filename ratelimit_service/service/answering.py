@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Final
 
 from ratelimit_service import limiter, wire
-from ratelimit_service.clock import Clock
 from ratelimit_service.errors import StatusCode
+from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import FailurePolicy, Outcome
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.faults import FAILED_REQUEST, Faults
 from ratelimit_service.service.rare_log import RareLog

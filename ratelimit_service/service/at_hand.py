@@ -13,7 +13,7 @@ from typing import Final
 
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.callers import CallOrigin

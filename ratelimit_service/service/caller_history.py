@@ -21,15 +21,15 @@ from os import urandom
 from typing import Any, Final, NamedTuple, Protocol
 
 from ratelimit_service import wire
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, now_us
+from ratelimit_service.containers.sketches import TopNames
 from ratelimit_service.errors import BadRequestError
+from ratelimit_service.eventloop.clock import Clock, now_us
+from ratelimit_service.eventloop.slices import pause
 from ratelimit_service.limiter import RuleCallers, Seen, TopCallers, look_at_kept
 from ratelimit_service.limiter.callers import MOST_RULES, room_for
 from ratelimit_service.model import SECOND_US
+from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.rules.texts import limit_text
-from ratelimit_service.sketches import TopNames
-from ratelimit_service.slices import pause
 from ratelimit_service.stores.keys import entries_of
 
 __all__ = [

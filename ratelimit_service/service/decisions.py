@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ratelimit_service import wire
-from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.errors import BadRequestError
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, Decision, Descriptor, Status, whole_seconds
 from ratelimit_service.service.refusal import Answer
 

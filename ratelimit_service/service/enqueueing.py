@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Final
 
 from ratelimit_service import wire
-from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import StoreError
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.stores.queues import Queue, Queues
 from ratelimit_service.wire.request_json import request_to_json

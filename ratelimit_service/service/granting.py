@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, elapsed_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Hit, Mode, Outcome
+from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Wanted, wanted_at
 
 __all__ = ["Granting", "Wish"]

@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from typing import Final
 
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import StoreError
+from ratelimit_service.eventloop.clock import Clock, now_us
+from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.model import NEVER_US, SECOND_US, Entry, Override
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.steering import Steering
-from ratelimit_service.slices import slowly
 from ratelimit_service.stores.overrides import KeptOverrides
 
 __all__ = ["Overrides", "age"]

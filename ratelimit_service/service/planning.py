@@ -12,7 +12,7 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.limiter import Plan, PlanTemplate, SteeredPlans
 from ratelimit_service.model import FailurePolicy, Hit, Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import EffortSpentError
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.asked import UNKNOWN, Asked, Untouched

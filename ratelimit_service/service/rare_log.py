@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from ratelimit_service.clock import Clock, elapsed_us
-from ratelimit_service.text import count
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
+from ratelimit_service.text.display import count
 
 __all__ = ["RareLog"]
 

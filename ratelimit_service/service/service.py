@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ratelimit_service.clock import Clock, elapsed_us, now_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
+from ratelimit_service.eventloop.turns import shared_turns
 from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import (
     EFFORT,
     MOST_AT_ONCE,
@@ -51,7 +52,6 @@ from ratelimit_service.stores import (
     always,
     wanted_at,
 )
-from ratelimit_service.turns import shared_turns
 
 __all__ = ["Service"]
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from ratelimit_service.clock import elapsed_us, now_us
+from ratelimit_service.eventloop.clock import elapsed_us, now_us
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord
 from ratelimit_service.service.telling import Telling
 

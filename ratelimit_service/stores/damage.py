@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from ratelimit_service.clock import elapsed_us
-from ratelimit_service.observer import Stats
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.observability.stats import Stats
 
 __all__ = ["Damage"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import (
     MAX_ADDEND,
     BundleFunction,
@@ -21,7 +20,8 @@ from ratelimit_service.model import (
     Mode,
     Outcome,
 )
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Settled
 from ratelimit_service.stores.memory import MemoryStore
 

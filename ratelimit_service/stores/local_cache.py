@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, elapsed_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, CounterSpec, Hit, Mode, Outcome
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import (
     NEVER,
     Done,

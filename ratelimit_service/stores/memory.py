@@ -12,11 +12,11 @@ from typing import Final
 from ratelimit_service.algorithms import sliding_window
 from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.algorithms.settle import settle
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, now_us
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.model import CounterSpec, Hit, Outcome, State
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import (
     BROKEN,
     NEVER,

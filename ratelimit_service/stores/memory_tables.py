@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import CounterSpec, State
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.memory_counter import MemoryCounter, bulk_of
 
 __all__ = ["CounterTable", "CounterTables"]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from ratelimit_service.errors import OverrideError, SettingsError, StoreError
+from ratelimit_service.files.whole_file import MOST_BYTES, read_whole
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
-from ratelimit_service.text import reason
-from ratelimit_service.whole_file import MOST_BYTES, read_whole
+from ratelimit_service.text.display import reason
 
 __all__ = ["MOST_AUDITED", "Audited", "KeptOverrides", "OverridesInMemory"]
 

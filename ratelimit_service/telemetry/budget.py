@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimit_service.clock import Clock, elapsed_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US
 
 __all__ = ["Budget"]

@@ -37,7 +37,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from ratelimit_service import __version__
-from ratelimit_service.pipes import read_frame_at_once
+from ratelimit_service.processes.pipes import read_frame_at_once
 
 __all__ = ["main"]
 

@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from typing import Final, Self
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.pipes import ChildProcess, end, framed, keep_running, start
+from ratelimit_service.processes.pipes import ChildProcess, end, framed, keep_running, start
 from ratelimit_service.settings import Settings, split_pairs
 from ratelimit_service.telemetry.budget import Budget
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["Otlp", "check_installed"]
 

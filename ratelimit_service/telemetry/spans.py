@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratelimit_service import wire
-from ratelimit_service.clock import now_us
 from ratelimit_service.errors import BadRequestError, StatusCode
+from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import Code, Descriptor, Hit
 from ratelimit_service.service import CallOrigin, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.budget import Budget
 from ratelimit_service.telemetry.parents import Parent, parent_of
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["Spans"]
 

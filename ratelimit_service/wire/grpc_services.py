@@ -1,6 +1,6 @@
 """The messages of gRPC's own services beside ours: health and server reflection.
 
-What they are answered stands in `transport/health.py` and `transport/reflection.py`.
+What they are answered stands in `grpc/health.py` and `grpc/reflection.py`.
 """
 
 from __future__ import annotations

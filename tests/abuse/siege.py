@@ -19,16 +19,8 @@ from typing import Self
 
 import hpack
 
-from ratelimit_service.health import Health
-from ratelimit_service.model import Descriptor, Hit, Request
-from ratelimit_service.observer import Stats
-from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Service
-from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Done, Store, Wanted, always
-from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
@@ -37,7 +29,15 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
-from ratelimit_service.transport.h2.server import H2Server
+from ratelimit_service.grpc.h2.server import H2Server
+from ratelimit_service.model import Descriptor, Hit, Request
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service import Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import NEVER, Done, Store, Wanted, always
+from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from tests.service.asking import Asking
 

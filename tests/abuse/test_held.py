@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, SettingId
-from ratelimit_service.transport.h2.limits import HELD_BYTES
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, SettingId
+from ratelimit_service.grpc.h2.limits import HELD_BYTES
 from ratelimit_service.wire import SERVICE
 from tests.abuse.siege import REFLECT, Attacker, Siege, head, prefixed
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.model import Descriptor, Entry
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import (
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import (
     END_HEADERS,
     END_STREAM,
     ErrorCode,
     FrameType,
     SettingId,
 )
+from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.wire import SERVICE
 from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
 from tests.abuse.siege import (
@@ -32,7 +32,7 @@ from tests.abuse.siege import (
     request,
     slowness,
 )
-from tests.transport.h2_client import Client
+from tests.grpc.h2_client import Client
 
 Attack = Callable[[Attacker], Awaitable[None]]
 

@@ -13,8 +13,8 @@ import pytest
 from ratelimit_service.errors import StoreError
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.queues import Queue, Queues
-from tests.admin.conftest import AdminSite
 from tests.cli.inside import Inside, Said
+from tests.http.conftest import AdminSite
 from tests.service.test_enqueueing import Kept
 
 LIMIT = "rate_limit: {unit: day, requests_per_unit: 1}"

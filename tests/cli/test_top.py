@@ -16,12 +16,12 @@ import pytest
 
 from ratelimit_service.cli.terminal import Terminal, terminal
 from ratelimit_service.cli.top import page, watch
-from ratelimit_service.clock import now_us
 from ratelimit_service.errors import RateLimitError
+from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.settings import Settings
-from tests.admin.conftest import AdminSite
 from tests.cli.inside import Inside, Said
+from tests.http.conftest import AdminSite
 
 RULES = """
 domain: edge

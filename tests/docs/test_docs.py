@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ratelimit_service.admin import doors
-from ratelimit_service.health import Health
+from ratelimit_service.grpc.h2 import limits
+from ratelimit_service.http import doors
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Loaded
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
 from ratelimit_service.settings.reference import REFERENCE
-from ratelimit_service.transport.h2 import limits
 from ratelimit_service.wire import request
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess, http

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from ratelimit_client.json_form import to_json
 from ratelimit_client.model import Request
 from ratelimit_service import model, wire
-from ratelimit_service.health import Phase
 from ratelimit_service.model import FailurePolicy
+from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire.json import MAX_BATCH, decision_to_json
 from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
-from tests.admin.test_http import REQUEST, Site
+from tests.http.test_http import REQUEST, Site
 from tests.ratelimit_client.test_wire import DECISIONS, REQUESTS, finished
 from tests.servers.service import HTTPAnswer
 from tests.service.asking import Away

@@ -8,7 +8,7 @@ from pathlib import Path
 import hpack
 import pytest
 
-from ratelimit_service.transport.h2.headers import HeaderReader
+from ratelimit_service.grpc.h2.headers import HeaderReader
 from tests.e2e.conftest import need_envoy
 from tests.servers.envoy import Envoy, ratelimit_filter, shipped_config, traced
 from tests.servers.recorder import Recorder

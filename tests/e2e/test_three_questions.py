@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.text import in_seconds
+from ratelimit_service.text.display import in_seconds
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess

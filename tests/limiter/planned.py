@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ratelimit_service.limiter import Planner
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.model import Descriptor, Entry, Limit, Outcome, Request
-from ratelimit_service.observer import Tally
+from ratelimit_service.observability.stats import Tally
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings

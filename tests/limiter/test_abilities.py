@@ -11,7 +11,7 @@ import pytest
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.limiter import Planner
 from ratelimit_service.model import Algorithm, CounterSpec, Denied, Descriptor, Entry, Hit, Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings

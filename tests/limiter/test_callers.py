@@ -12,7 +12,7 @@ from ratelimit_service import wire
 from ratelimit_service.limiter import Plan, look_at_kept
 from ratelimit_service.limiter.callers import MOST_CALLERS, MOST_RULES, RuleCallers, TopCallers
 from ratelimit_service.model import Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service import DecidedBatch, Service
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.at_hand import AtHand, Ready

@@ -14,7 +14,7 @@ from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.statuses import shown, statuses_of
 from ratelimit_service.limiter.tally import tally
 from ratelimit_service.model import MAX_ADDEND, Code, Outcome, Status
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes, Settled, Verdict
 from tests.limiter.planned import descriptor, over, plan_of, plans_of, tally_of, within

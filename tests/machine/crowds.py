@@ -10,7 +10,7 @@ from functools import partial
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from ratelimit_service.clock import elapsed_us
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.model import CounterSpec, Hit, Mode
 from ratelimit_service.stores import NEVER
 from tests.machine import walk

@@ -10,11 +10,11 @@ from typing import Any
 
 import redis
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import (
     Hit,
 )
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import (
     Store,
 )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.shard import Shard
 from tests.servers.proxy import Proxy

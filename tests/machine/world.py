@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from ratelimit_service import wire
 from ratelimit_service.errors import StatusCode, StoreError
-from ratelimit_service.health import Health
 from ratelimit_service.model import (
     Code,
     Descriptor,
@@ -24,7 +23,8 @@ from ratelimit_service.model import (
     Request,
     Unit,
 )
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.tree import Domain, Snapshot

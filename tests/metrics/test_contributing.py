@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.health import Health
 from ratelimit_service.metrics import CATALOGUE, MetricKind, Page, Sources
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Loaded
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings

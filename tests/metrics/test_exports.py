@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from ratelimit_service import names
-from ratelimit_service.health import Health
 from ratelimit_service.metrics import EXPORTERS, Page, Push, Sources, statsd
 from ratelimit_service.model import Entry
-from ratelimit_service.names import Addresses, Names
-from ratelimit_service.observer import Stats
+from ratelimit_service.net import names
+from ratelimit_service.net.names import Addresses, Names
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot

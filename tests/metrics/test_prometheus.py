@@ -10,12 +10,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.slices import SLICE
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
-from ratelimit_service.slices import SLICE
 from tests.service.asking import Asking
 
 RULES = "domain: d\ndescriptors:\n" + "".join(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from ratelimit_service.health import Health
 from ratelimit_service.metrics import EXPORTERS, Page, Sources
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Rule, Snapshot
 from ratelimit_service.settings import Settings

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from ratelimit_service.cli.results import FORMATS
+from ratelimit_service.rule_lab.simulation.cases import read_cases
+from ratelimit_service.rule_lab.simulation.trial import Trial
 from ratelimit_service.rules.lint import lint
-from ratelimit_service.simulation.cases import read_cases
-from ratelimit_service.simulation.trial import Trial
 from tests.e2e.conftest import need_envoy
 from tests.policies.shipped import POLICIES, TOP, Client, Policy, configured, copied
 from tests.servers.envoy import COMMAND, Envoy

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.stores.queues import Queue
 from ratelimit_service.stores.redis import RedisStore

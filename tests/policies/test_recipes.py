@@ -13,8 +13,8 @@ import yaml
 
 from ratelimit_service.cli.results import FORMATS
 from ratelimit_service.cli.words import parse_descriptor
-from ratelimit_service.simulation.cases import read_cases
-from ratelimit_service.simulation.trial import Trial
+from ratelimit_service.rule_lab.simulation.cases import read_cases
+from ratelimit_service.rule_lab.simulation.trial import Trial
 from tests.policies.shipped import POLICIES, TOP
 from tests.servers.service import ServiceProcess
 

@@ -7,13 +7,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ratelimit_service import listening
-from ratelimit_service.admin import HttpPort
-from ratelimit_service.health import Phase
+from ratelimit_service.grpc.h2.server import H2Server
+from ratelimit_service.grpc.tls import TLS
+from ratelimit_service.http import HttpPort
 from ratelimit_service.metrics import Metrics, Sources
+from ratelimit_service.net import listening
+from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport.h2.server import H2Server
-from ratelimit_service.transport.tls import TLS
 from tests.service.asking import Asking
 
 __all__ = ["Live"]

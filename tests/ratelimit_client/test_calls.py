@@ -28,7 +28,7 @@ from ratelimit_client import (
     Unit,
 )
 from ratelimit_client.steps import OnFailure
-from ratelimit_service.transport import tls
+from ratelimit_service.grpc import tls
 from tests.ratelimit_client.conftest import RULES
 from tests.ratelimit_client.live import Live
 from tests.servers.process import free_port

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import RulesError
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats, Tallies
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats, Tallies
 from ratelimit_service.rules.build import MOST_TOLD, Version, build
 from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.dump import dump

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import RulesError
+from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.rules import files, from_files, watch
 from ratelimit_service.rules.lint import lint
-from ratelimit_service.whole_file import read_whole
 from tests.rules.test_load import BAD, Directory, file_of
 from tests.servers.process import PATIENCE_SECONDS
 

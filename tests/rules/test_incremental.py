@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.build import Built, Former, Version, build
 from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.records import Assembly, packed

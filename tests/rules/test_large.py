@@ -12,7 +12,8 @@ from zoneinfo import available_timezones
 
 import pytest
 
-from ratelimit_service.comparison.reloads import difference
+from ratelimit_service.containers.spread import LARGE, spread_tuple
+from ratelimit_service.eventloop.slices import stepwise
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.model import (
     Descriptor,
@@ -24,7 +25,9 @@ from ratelimit_service.model import (
     Unit,
     zone,
 )
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
+from ratelimit_service.rule_lab.comparison.reloads import difference
+from ratelimit_service.rule_lab.simulation.world import World
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.match import find, meet
 from ratelimit_service.rules.matchers.cidr import Networks
@@ -45,9 +48,6 @@ from ratelimit_service.rules.tree import (
     TalliesOf,
 )
 from ratelimit_service.settings import Settings
-from ratelimit_service.simulation.world import World
-from ratelimit_service.slices import stepwise
-from ratelimit_service.spread import LARGE, spread_tuple
 
 MANY = 3 * LARGE
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import RulesError
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.watch import watch

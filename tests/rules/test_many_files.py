@@ -8,9 +8,9 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Self
 
-from ratelimit_service.comparison.reloads import difference
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rule_lab.comparison.reloads import difference
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.resource import resource_bytes
 from ratelimit_service.rules.source import Found, Left, RuleSource

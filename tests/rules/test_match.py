@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Entry
-from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
+from ratelimit_service.observability.stats import MAX_VALUE_BYTES, OTHER
 from ratelimit_service.rules.match import Match, find, match, may_meet
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text

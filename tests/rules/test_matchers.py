@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import match, match_any_value

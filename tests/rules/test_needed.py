@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ratelimit_service.health import Health, Phase
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health, Phase
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.settings.translation import from_reference
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Limit
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules import limits, schema
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.fields import Fields

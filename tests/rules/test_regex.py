@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.matchers import automaton
 from ratelimit_service.rules.matchers.regex import Regex

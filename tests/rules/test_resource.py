@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.resource import parse_resource, resource_bytes
 from ratelimit_service.rules.schema import RuleFile, parse

@@ -15,8 +15,8 @@ import trustme
 
 from ratelimit_service.client.xds import Pauses
 from ratelimit_service.errors import RulesError, SettingsError
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules import from_xds
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from ratelimit_service.health import Phase
-from ratelimit_service.pipes import framed
+from ratelimit_service.eventloop.slices import SLICE
+from ratelimit_service.observability.health import Phase
+from ratelimit_service.processes.pipes import framed
 from ratelimit_service.rules import from_xds
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import SLICE
 from tests.rules.following import Client, following
 from tests.servers.management import ManagementServer, config
 

@@ -10,8 +10,8 @@ from time import thread_time_ns
 
 import pytest
 
+from ratelimit_service.eventloop.turns import shared_turns
 from ratelimit_service.runtime import process
-from ratelimit_service.turns import shared_turns
 
 
 class Knot:

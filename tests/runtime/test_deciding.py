@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service import wire
-from ratelimit_service.health import Health
 from ratelimit_service.model import Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.queues import Queue

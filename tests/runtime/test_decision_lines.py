@@ -13,8 +13,9 @@ from types import FrameType
 import pytest
 
 from ratelimit_service import compiled, wire
+from ratelimit_service.grpc.h2.headers import HeaderReader, literal
 from ratelimit_service.model import FailurePolicy, Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.runtime.decision_lines import DecisionLines
 from ratelimit_service.runtime.decision_packets import DecisionPackets, decisions_in
 from ratelimit_service.service import CallOrigin, DecidedBatch, Service
@@ -22,7 +23,6 @@ from ratelimit_service.service.decision_line import Circumstances, HashValue, li
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.transport.h2.headers import HeaderReader, literal
 from tests.service.asking import Asking, Away, Heard, descriptor
 
 RULES = """

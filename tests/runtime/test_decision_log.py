@@ -13,11 +13,11 @@ import pytest
 
 from ratelimit_service import wire
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.health import Health
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.model import FailurePolicy, Request
-from ratelimit_service.observer import Stats
-from ratelimit_service.replay.denials import decisions_about
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rule_lab.replay.denials import decisions_about
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_lines import DecisionLines
 from ratelimit_service.runtime.decision_packets import decisions_in

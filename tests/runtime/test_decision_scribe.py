@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service import pipes
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.processes import pipes
 from ratelimit_service.runtime import decision_scribe
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.settings import Settings

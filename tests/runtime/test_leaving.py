@@ -10,9 +10,9 @@ import socket
 
 import pytest
 
-from ratelimit_service.accepting import Guests
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.net.accepting import Guests
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import Channel, MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess, worker_command

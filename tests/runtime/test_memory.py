@@ -119,7 +119,7 @@ def test_a_worker_imports_nothing_for_rules(tmp_path: Path) -> None:
     code = f"""if True:
         import ratelimit_service.runtime.worker, pickle, sys
         from pathlib import Path
-        from ratelimit_service.observer import Tallies
+        from ratelimit_service.observability.stats import Tallies
         from ratelimit_service.rules.match import match
         from ratelimit_service.rules.records import Assembly
         parts = pickle.loads(Path({str(records)!r}).read_bytes())

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import uvloop
 
-from ratelimit_service.accepting import Guests
-from ratelimit_service.health import Health, Phase
-from ratelimit_service.observer import Stats
+from ratelimit_service.net.accepting import Guests
+from ratelimit_service.observability.health import Health, Phase
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import workers as module
 from ratelimit_service.runtime.channel import MessageKind, Received

@@ -21,9 +21,9 @@ import ratelimit_service
 from ratelimit_service import __version__
 from ratelimit_service.client import Client
 from ratelimit_service.errors import TransportError
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import PREFACE
 from ratelimit_service.model import Code
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import PREFACE
 from tests.runtime.callers import Caller, ask
 from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import metric, pids, processes, restarts, runs

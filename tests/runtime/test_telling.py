@@ -7,10 +7,10 @@ import os
 import socket
 
 from ratelimit_service import __version__
-from ratelimit_service.accepting import Guests
-from ratelimit_service.clock import elapsed_us
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats, Tallies
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.net.accepting import Guests
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats, Tallies
 from ratelimit_service.rules.build import Former, Version, build
 from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook
@@ -19,8 +19,8 @@ from ratelimit_service.runtime.worker import _Worker
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
+from tests.grpc.served_ends import rounds
 from tests.servers.process import PATIENCE_SECONDS
-from tests.transport.served_ends import rounds
 
 FILES, RULES = 8, 200
 """So many that it counts for little what a message has beside its rules."""

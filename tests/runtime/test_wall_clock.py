@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.model import Code, Request
+from ratelimit_service.rule_lab.simulation.world import World
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.settings import Settings
-from ratelimit_service.simulation.world import World
 from tests.runtime.callers import Caller, ask
 from tests.runtime.conftest import Start
 from tests.runtime.seen import processes

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.accepting import Guests
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.net.accepting import Guests
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess

@@ -14,11 +14,11 @@ import pytest
 
 from ratelimit_service.client import Client
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.model import Code
 from ratelimit_service.runtime.app import workers
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
 from tests.runtime.callers import ask, clients
 from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import REDIS, metric, pids, processes, runs

@@ -7,12 +7,12 @@ import os
 import socket
 
 from ratelimit_service import __version__
+from ratelimit_service.eventloop.slices import SLICE
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers_asked import AskedWorkers
-from ratelimit_service.slices import SLICE
-from tests.transport.served_ends import rounds
+from tests.grpc.served_ends import rounds
 
 
 class Reporting(WorkerProcess):

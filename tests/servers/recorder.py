@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from ratelimit_service.grpc.h2.calls import METHODS
+from ratelimit_service.grpc.h2.connection import Calls, Connection
+from ratelimit_service.grpc.h2.frames import FrameType
 from ratelimit_service.model import Code, Decision
-from ratelimit_service.transport.h2.calls import METHODS
-from ratelimit_service.transport.h2.connection import Calls, Connection
-from ratelimit_service.transport.h2.frames import FrameType
 from ratelimit_service.wire import encode_decision
 
 __all__ = ["Recorder"]

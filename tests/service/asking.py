@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratelimit_service import wire
-from ratelimit_service.clock import Clock
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import Decision, Descriptor, Entry, Hit, Limit, Outcome, Request
-from ratelimit_service.observer import Stats, Tally
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import DecidedBatch, DecisionRecord, Refusal, Service
 from ratelimit_service.settings import Settings

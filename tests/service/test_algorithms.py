@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import (
     MAX_ADDEND,
     Code,
@@ -19,7 +18,8 @@ from ratelimit_service.model import (
     Status,
     Unit,
 )
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer

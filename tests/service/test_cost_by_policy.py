@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service import compiled, wire
-from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import AT_ONCE, NEVER
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.process import PATIENCE_SECONDS

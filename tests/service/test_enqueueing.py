@@ -25,7 +25,7 @@ from ratelimit_service.model import (
     Request,
     Unit,
 )
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service import enqueueing
 from ratelimit_service.service.enqueueing import Enqueueing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.model import Code, Grouping
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.records import Assembly, packed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer

@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_service import wire
 from ratelimit_service.model import FailurePolicy, Outcome, Request
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service import DecidedBatch, DecidedBy, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store, Verdict

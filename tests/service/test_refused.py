@@ -9,13 +9,13 @@ from contextlib import suppress
 import pytest
 
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.health import Health
 from ratelimit_service.model import (
     Hit,
     OverrideKind,
     Request,
 )
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.stores import NEVER, Done, Wanted, always, judge

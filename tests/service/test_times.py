@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service import wire
 from ratelimit_service.model import Code, Request, Schedule
-from ratelimit_service.observer import Tallies
+from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import Override
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
 from ratelimit_service.service.overrides import Overrides

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from ratelimit_service import compiled
-from ratelimit_service.clock import elapsed_us
-from ratelimit_service.observer import Stats
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import RANKS
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.batches import Batches

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import shared_key
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.board import RedisBoard

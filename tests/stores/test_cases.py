@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from ratelimit_service.algorithms import capacity_of, spec_of
-from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_ADDEND, Calendar, Hit, Limit, Mode, Receipt, Unit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.algorithms import spec_of
-from ratelimit_service.health import Health
 from ratelimit_service.model import Anchor, Hit, Limit, Mode, Unit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import UNSETTLED, MemoryStore
 from ratelimit_service.stores.memory_counter import MemoryCounter

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service import compiled
-from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore, cluster
 from ratelimit_service.stores.redis.batch import Background

@@ -12,18 +12,19 @@ import pytest
 import redis
 import uvloop
 
-from ratelimit_service import compiled, turns
-from ratelimit_service.clock import elapsed_us
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service import compiled
+from ratelimit_service.eventloop import turns
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.eventloop.turns import TURN_US, shared_turns
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.connection import RedisConnection, Reply
-from ratelimit_service.turns import TURN_US, shared_turns
+from tests.grpc.served_ends import rounds
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, T, hearing, hit
 from tests.stores.redis_store import started
-from tests.transport.served_ends import rounds
 
 HITS = 128
 """Of a full script call."""

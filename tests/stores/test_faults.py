@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import redis
 
-from ratelimit_service.clock import elapsed_us
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.model import FailurePolicy, Hit, Outcome, Receipt
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore, server
 from ratelimit_service.stores.redis.batch import Background

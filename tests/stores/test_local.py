@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
-from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from ratelimit_service.algorithms import capacity_of, spec_of
-from ratelimit_service.clock import elapsed_us
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Outcome, Unit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Wanted, always
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore

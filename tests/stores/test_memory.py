@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
-from ratelimit_service.health import Health
 from ratelimit_service.model import Calendar, Denied, Hit, Limit, Unit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms

@@ -12,9 +12,9 @@ import redis
 
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
 from ratelimit_service.errors import OverrideError
-from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_OVERRIDES, Code, Hit, Limit, Override, Unit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import CounterNames, shared_key
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory

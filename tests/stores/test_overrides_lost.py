@@ -11,9 +11,9 @@ import redis
 
 from ratelimit_service import compiled
 from ratelimit_service.errors import StoreError
-from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_OVERRIDES
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import partition_of, shared_key
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis import overrides as in_redis

@@ -15,7 +15,7 @@ import pytest
 import redis
 import uvloop
 
-from ratelimit_service.clock import elapsed_us
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.stores import NEVER, Outcomes
 from ratelimit_service.stores.redis import store
 from ratelimit_service.stores.redis.connection import RedisConnection

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from ratelimit_service.errors import StoreError
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import queue_key, slot_of
 from ratelimit_service.stores.queues import Queue
 from ratelimit_service.stores.redis import RedisStore

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from ratelimit_service.clock import elapsed_us
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import batches
 from tests.servers.process import PATIENCE_SECONDS

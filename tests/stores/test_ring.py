@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from ratelimit_service import compiled, names
+from ratelimit_service import compiled
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.health import Health
 from ratelimit_service.model import Anchor, CounterSpec, FailurePolicy, Hit, Mode
-from ratelimit_service.names import Addresses, Names
-from ratelimit_service.observer import Stats
+from ratelimit_service.net import names
+from ratelimit_service.net.names import Addresses, Names
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import partition_of
 from ratelimit_service.stores.local_cache import LocalCache

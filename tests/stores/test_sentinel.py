@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from tests.conftest import need

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.cluster import RedisCluster

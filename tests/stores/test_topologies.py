@@ -9,8 +9,8 @@ import pytest
 import redis
 import trustme
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
 from tests.servers.process import free_port

@@ -13,9 +13,9 @@ from textwrap import indent
 
 import pytest
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.stores import STORES
 from ratelimit_service.settings import Settings

@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ratelimit_service.health import Health, Phase
+from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.model import Request
+from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.service import CallOrigin, Headers
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
 from ratelimit_service.telemetry.spans import Spans
-from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from tests.servers.collector import Collector
 from tests.service.asking import Asking, Away, descriptor

@@ -10,11 +10,11 @@ from heapq import merge
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, Final, cast
 
+from ratelimit_service.containers.spread import SpreadTuple, spread_tuple
 from ratelimit_service.model import IPAddress, Network, address_of
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Index, Matcher, read_list
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
-from ratelimit_service.spread import SpreadTuple, spread_tuple
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
 
+from ratelimit_service.containers.spread import SpreadList, parts_of
 from ratelimit_service.rules.paths import matcher_name
 from ratelimit_service.rules.problem import quoted
-from ratelimit_service.spread import SpreadList, parts_of
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     import yaml

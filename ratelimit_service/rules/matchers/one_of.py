@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ratelimit_service.containers.spread import SpreadTuple, spread_tuple
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Matcher, read_list
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
-from ratelimit_service.spread import SpreadTuple, spread_tuple
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     import yaml

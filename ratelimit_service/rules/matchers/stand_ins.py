@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
+from ratelimit_service.containers.spread import Table, parts_of, spread
 from ratelimit_service.model import Grouping
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
-from ratelimit_service.spread import Table, parts_of, spread
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
-from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import RateLimitError, StatusCode, StoreError
+from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.service.questions.question import About, Deciding, QuestionError
 from ratelimit_service.service.questions.registry import QUESTIONS
 

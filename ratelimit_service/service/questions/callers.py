@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.errors import StatusCode
+from ratelimit_service.eventloop.slices import pause
 from ratelimit_service.service.caller_history import WINDOWS
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
-from ratelimit_service.slices import pause
 
 __all__ = ["QUESTION"]
 

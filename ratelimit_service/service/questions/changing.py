@@ -10,10 +10,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ratelimit_service.descriptor_text import format_descriptor, override_text
 from ratelimit_service.model import Descriptor, Entry, Override, time_text
 from ratelimit_service.service.questions.question import About, Deciding
-from ratelimit_service.text import count, printable
+from ratelimit_service.text.descriptors import format_descriptor, override_text
+from ratelimit_service.text.display import count, printable
 
 __all__ = ["audit_line", "change"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ratelimit_service.eventloop.slices import pause
 from ratelimit_service.service.decision_line import Circumstances, line_of
 from ratelimit_service.service.questions.question import About, Deciding, Question
-from ratelimit_service.slices import pause
 
 __all__ = ["QUESTION"]
 

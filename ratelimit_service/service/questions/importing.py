@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ratelimit_service.descriptor_text import override_text
 from ratelimit_service.errors import OverrideError
+from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.model import (
     MAX_PATTERNS,
     Override,
@@ -34,7 +34,7 @@ from ratelimit_service.service.questions.steering import (
     new_override_id,
     notes_of,
 )
-from ratelimit_service.slices import slowly
+from ratelimit_service.text.descriptors import override_text
 
 __all__ = ["QUESTION"]
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
 
-from ratelimit_service.clock import now_us
 from ratelimit_service.errors import StatusCode
+from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.limiter import Plan, Planner, SteeredPlans, grant_end, ruling_of, steer
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind
 from ratelimit_service.model import (
@@ -31,7 +31,7 @@ from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 from ratelimit_service.stores import Look
 from ratelimit_service.stores.keys import grant_key
-from ratelimit_service.text import is_utf8
+from ratelimit_service.text.display import is_utf8
 
 __all__ = ["QUESTION", "counters_of", "descriptor_of"]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ratelimit_service.errors import RateLimitError, StatusCode
-from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides

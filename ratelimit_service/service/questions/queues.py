@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ratelimit_service.errors import StatusCode, StoreError
+from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.model import SECOND_US
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service.enqueueing import nowhere_to_queue
@@ -21,7 +22,6 @@ from ratelimit_service.service.questions.question import (
     QuestionError,
     no_domain,
 )
-from ratelimit_service.slices import slowly
 from ratelimit_service.stores.queues import Queue, QueueLook, Queues
 
 __all__ = ["QUESTION"]

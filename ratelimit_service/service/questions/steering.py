@@ -25,6 +25,7 @@ from os import urandom
 from typing import Final
 
 from ratelimit_service.errors import OverrideError, StatusCode
+from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.limiter import DomainOverrides, Plan, grant_end
 from ratelimit_service.model import (
     MAX_ADDEND,
@@ -48,8 +49,7 @@ from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.changing import audit_line, change
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
-from ratelimit_service.slices import slowly
-from ratelimit_service.text import in_seconds
+from ratelimit_service.text.display import in_seconds
 
 __all__ = ["MOST_LISTED", "QUESTIONS", "ending_of", "new_override_id", "notes_of"]
 

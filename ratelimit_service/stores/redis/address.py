@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ratelimit_service.errors import SettingsError, StoreError
-from ratelimit_service.pem import client_context
-from ratelimit_service.text import reason
-from ratelimit_service.whole_file import read_whole
+from ratelimit_service.files.whole_file import read_whole
+from ratelimit_service.net.pem import client_context
+from ratelimit_service.text.display import reason
 
 __all__ = [
     "Address",

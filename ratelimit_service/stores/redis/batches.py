@@ -18,9 +18,10 @@ from typing import Final
 
 import hiredis
 
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import elapsed_us, now_us
-from ratelimit_service.observer import Stats
+from ratelimit_service.eventloop.clock import elapsed_us, now_us
+from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, RANKS, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.batch import Batch
@@ -34,7 +35,6 @@ from ratelimit_service.stores.redis.script import (
     read,
 )
 from ratelimit_service.stores.redis.server import Server
-from ratelimit_service.turns import shared_turns
 
 __all__ = ["Batches", "Redirect"]
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Final
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Verdict, Wanted, judge
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,

@@ -18,14 +18,14 @@ from typing import Final, cast
 
 import hiredis
 
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StoreError
-from ratelimit_service.names import shared_names
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.net.names import shared_names
+from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
-from ratelimit_service.text import reason
-from ratelimit_service.turns import shared_turns
+from ratelimit_service.text.display import reason
 
 __all__ = [
     "Answered",

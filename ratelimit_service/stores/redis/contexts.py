@@ -7,8 +7,8 @@ import ssl
 from collections import Counter
 from pathlib import Path
 
-from ratelimit_service.health import Health
-from ratelimit_service.renewed import Renewed
+from ratelimit_service.files.renewed import Renewed
+from ratelimit_service.observability.health import Health
 from ratelimit_service.stores.redis.address import RedisTLSFiles
 
 __all__ = ["Contexts"]

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import DROPPED, Outcomes, Settled, Verdict, judge
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.give_back import (

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
-from ratelimit_service.clock import elapsed_us
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.model import Hit, Outcome
-from ratelimit_service.observer import Stats
-from ratelimit_service.slices import slowly
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.batch import Batch, Debt
 from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight

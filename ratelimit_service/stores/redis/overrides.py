@@ -21,15 +21,15 @@ from itertools import chain
 from os import urandom
 from typing import Final
 
-from ratelimit_service.clock import now_us
 from ratelimit_service.errors import OverrideError, StoreError
+from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
 from ratelimit_service.stores.keys import shared_key
 from ratelimit_service.stores.overrides import MOST_AUDITED, Audited
 from ratelimit_service.stores.redis.audit import audited
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.store import RedisStore
-from ratelimit_service.text import printable
+from ratelimit_service.text.display import printable
 
 __all__ = ["OverridesInRedis"]
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ratelimit_service.errors import StoreError
-from ratelimit_service.names import shared_names
+from ratelimit_service.net.names import shared_names
 from ratelimit_service.stores.redis.address import Address, Sentinels, without
-from ratelimit_service.text import reason
+from ratelimit_service.text.display import reason
 
 if TYPE_CHECKING:
     from redis.asyncio.sentinel import Sentinel

@@ -14,10 +14,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.errors import StoreError
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.health import Health
 from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.connection import (

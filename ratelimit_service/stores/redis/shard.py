@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from ratelimit_service.clock import Clock, elapsed_us
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import Hit, Outcome
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, ShardState
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch

@@ -12,9 +12,9 @@ from pathlib import Path
 import yaml
 
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.stores.redis.address import Cluster, Member, Ring
-from ratelimit_service.text import reason
-from ratelimit_service.whole_file import read_whole
+from ratelimit_service.text.display import reason
 
 __all__ = ["read_shards"]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from ratelimit_service.algorithms import spec_of
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.errors import StoreError
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, Hit, Limit, Unit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import (
     NEVER,
     Done,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from os import urandom
 from typing import Protocol
 
-from ratelimit_service.clock import Clock
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import partition_of, partitions_of
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
 from ratelimit_service.stores.redis.charge import Home

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.health import Health
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.texts import limit_text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.runtime.stores import Opened
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.overrides import OverridesInMemory

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.algorithms.settle import settle
-from ratelimit_service.bugs import Bugs
-from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import StoreError
-from ratelimit_service.health import Health
+from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.model import SECOND_US, Hit, Outcome, State, Step
-from ratelimit_service.observer import Stats
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import BROKEN, NEVER, Done, Look, Settled, Wanted, always, judge
 from ratelimit_service.stores.damage import Damage
 

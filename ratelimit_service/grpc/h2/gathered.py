@@ -1,0 +1,171 @@
+"""Calls of one turn of the loop that are decided together, whoever's connection they came on.
+
+Many connections bring few calls each, and many small batches cost several times what a large one
+does. Only calls of one rank are put together: whoever has few calls under way comes before those
+that have many, also where calls wait for the store. What must not live here: which calls are
+counted, and when (`calls`, `overload`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from ratelimit_service.grpc.h2.connection import Calls
+from ratelimit_service.grpc.h2.protocol import Http2Protocol
+from ratelimit_service.service import NEVER, RANKS, Answer, CallOrigin, Service
+from ratelimit_service.stores import Wanted
+
+__all__ = ["Gathered", "Pending", "rank_of"]
+
+_FEW: Final = 16
+"""A connection with fewer undecided calls is of the lowest rank; each doubling is one rank more."""
+
+
+def rank_of(undecided: int) -> int:
+    """The rank of calls whose connection has so many undecided ones, with these."""
+    return min(RANKS - 1, (undecided // _FEW).bit_length()) if undecided >= _FEW else 0
+
+
+class Pending:
+    """The batches that wait for the store, by rank, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.since_us: list[dict[Gathered, int]] = [{} for _ in range(RANKS)]
+        """When each was handed to the store. A batch that is answered takes itself out."""
+
+    def oldest_us(self, now_us: int, rank: int) -> int:
+        """For how long the oldest has waited of those up to this rank; 0 if there is none.
+
+        The others do not stand before a call of this rank.
+        """
+        oldest_us = now_us
+        for each in self.since_us[: rank + 1]:
+            for since_us in each.values():
+                oldest_us = min(oldest_us, since_us)
+                break
+        return now_us - oldest_us
+
+    def begin(self, gathered: Gathered, now_us: int) -> None:
+        """Notes that a batch is handed to the store."""
+        self.since_us[gathered.rank][gathered] = now_us
+
+
+class Gathered:
+    """Calls of one rank whose callers wait about equally long, in the order of their handling."""
+
+    __slots__ = (
+        "_deadline_us",
+        "_messages",
+        "_origins",
+        "_parts",
+        "_pending",
+        "_starts",
+        "_then",
+        "_weights",
+        "rank",
+    )
+
+    def __init__(self, pending: Pending, rank: int, then: Callable[[], None] | None = None) -> None:
+        """`then` is called when all is decided."""
+        self._pending = pending
+        self.rank = rank
+        self._then = then
+        self._deadline_us = NEVER
+        self._parts: list[tuple[Http2Protocol, list[int]]] = []
+        """The connections of the calls, each with its streams, in the order of the messages."""
+        self._weights: list[int] = []
+        """How many usual calls each part is worth."""
+        self._starts: list[int] = []
+        """The place of each part's first message."""
+        self._messages: list[bytes] = []
+        self._origins: list[CallOrigin] | None = None
+
+    def add(self, protocol: Http2Protocol, calls: Calls, deadline_us: int, weight: int) -> None:
+        """Adds calls of a connection that are worth so many usual ones.
+
+        The earliest deadline holds for the whole batch.
+
+        Either all calls of a batch have `origins`, or none has.
+        """
+        self._deadline_us = min(self._deadline_us, deadline_us)
+        self._starts.append(len(self._messages))
+        self._parts.append((protocol, calls.stream_ids))
+        self._weights.append(weight)
+        protocol.undecided += weight
+        self._messages += calls.messages
+        if calls.origins is not None:
+            self._origins = (self._origins or []) + calls.origins
+
+    def submit(self, service: Service, now_us: int) -> None:
+        """Has the calls decided; each is answered on its own connection. Raises nothing.
+
+        `now_us` is the present time by `elapsed_us`.
+        """
+        try:
+            if service.waits:
+                self._pending.begin(self, now_us)
+            wanted: Wanted = self.wants
+            if len(self._parts) == 1:
+                protocol, stream_ids = self._parts[0]
+                wanted = partial(protocol.connection.awaits, stream_ids)
+            service.submit(
+                self._messages,
+                partial(self.answer, service),
+                wanted,
+                self._deadline_us,
+                self._origins,
+                self.rank,
+                now_us,
+            )
+        except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
+            self.fail(service, error)
+
+    def fail(self, service: Service, error: Exception) -> None:
+        """Refuses all calls after a fault of ours."""
+        self.answer(service, [service.bug(error) for _ in self._messages])
+
+    def wants(self, place: int) -> bool:
+        """Whether the caller of a call still waits for its answer."""
+        part = bisect_right(self._starts, place) - 1
+        protocol, stream_ids = self._parts[part]
+        return protocol.connection.is_open(stream_ids[place - self._starts[part]])
+
+    def answer(self, service: Service, answers: list[Answer]) -> None:
+        """Answers all calls. A fault with one of them costs no other its answer."""
+        # First, since others wait for it. A method could fail, and would leave this here for good.
+        self._pending.since_us[self.rank].pop(self, None)
+        if self._then is not None:
+            try:
+                self._then()
+            except Exception as error:
+                service.bug(error)
+                self._then()  # else no large call would ever be decided again
+        for at, (protocol, stream_ids) in enumerate(self._parts):
+            protocol.undecided -= self._weights[at]
+            start, done = self._starts[at], 0
+            try:
+                done = protocol.connection.answer_whole(stream_ids, answers, start)
+            except Exception as error:
+                service.bug(error)
+            try:
+                for place, stream_id in enumerate(stream_ids[done:], start + done):
+                    _answer_one(service, protocol, stream_id, answers[place])
+                protocol.flush_soon()
+            except Exception as error:  # nothing more can be said to this client
+                protocol.fail(error)
+
+
+def _answer_one(service: Service, protocol: Http2Protocol, stream_id: int, answer: Answer) -> None:
+    """Answers a call, if nobody has done so."""
+    connection = protocol.connection
+    try:
+        if isinstance(answer, bytes):
+            connection.answer(stream_id, answer)
+        else:
+            connection.finish(stream_id, answer.code, answer.message)
+    except Exception as error:
+        refusal = service.bug(error)
+        connection.finish(stream_id, refusal.code, refusal.message)

@@ -1,0 +1,269 @@
+"""Header blocks that differ from the one before only in some values, and so need not be read.
+
+What must not live here: how fields are coded (`fields`, `huffman`), and other blocks (`headers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import repeat
+from operator import getitem
+from typing import Final
+
+from ratelimit_service.grpc.h2.fields import WANTED, BlockError, Field, unhuffed
+from ratelimit_service.grpc.h2.head import TIMEOUT, Head, interned, timeout_us_of
+from ratelimit_service.grpc.h2.huffman import unhuffed_together
+
+__all__ = ["MAX_LEARNT_BYTES", "Likeness", "value_in", "values_in"]
+
+MAX_LEARNT_BYTES: Final = 1_024
+"""Larger blocks are read each time."""
+
+_MAX_HEADS: Final = 64
+_DIGITS: Final = b"0123456789"
+
+_Column = tuple[list[int], list[bytes]]
+"""One value of many blocks: the bytes that say how long each is and how it is coded, and each."""
+
+
+class Likeness:
+    """Those parts that the latest blocks of a connection have in common.
+
+    A client that traces sends a new block with every call, which differs from the last in the
+    values of one or two headers that do not matter here. And clients whose callers have deadlines
+    say with every call how much time is left (`grpc-timeout`).
+    """
+
+    def __init__(self) -> None:
+        self._head: Head | None = None
+        """That of the latest block."""
+        self._timeout_at = -1
+        """The place of `grpc-timeout` among the values that vary; -1 if it is always the same."""
+        self._heads: dict[int, Head] = {}
+        """The heads of such blocks, by how long their callers wait."""
+        self._raw: list[bytes] = []
+        self._varying: set[int] = set()
+        self._pieces: list[bytes] = []
+        self.names: list[bytes] = []
+        """Of the headers that vary."""
+        self.told: list[tuple[bytes, bytes, int]] | None = None
+        """What blocks tell of their callers, once somebody has asked: of each header the name, the
+        value, and its place among the values that vary; the place is -1 if the value never
+        varies."""
+
+    def values_of(self, block: bytes) -> list[bytes] | None:
+        """The values that vary, each as it is written, behind its length; None of other blocks."""
+        # The walk is that of `head_of`, which is asked for every call that is traced: if it took
+        # the values as well, to look for a head would take a fifth longer.
+        if not self._pieces:
+            return None
+        *pieces, last = self._pieces
+        values, at = [], 0
+        try:
+            for piece in pieces:
+                if not block.startswith(piece, at):
+                    return None
+                at += len(piece)
+                length = block[at] & 0x7F
+                if length == 0x7F:
+                    return None
+                stop = at + 1 + length
+                values.append(block[at:stop])
+                at = stop
+        except IndexError:
+            return None
+        return values if at + len(last) == len(block) and block.endswith(last) else None
+
+    def columns_of(self, blocks: Sequence[bytes]) -> list[_Column] | None:
+        """The values that vary of many blocks; None unless all of these are alike."""
+        places = self._places_of(blocks)
+        if places is None:
+            return None
+        return [_column_at(blocks, *each) for each in places]
+
+    def are_all(self, wanted: Callable[[Head], bool], blocks: Sequence[bytes]) -> bool:
+        """Whether many blocks are alike, and all have wanted heads."""
+        places = self._places_of(blocks)
+        if places is None or self._head is None:
+            return False
+        if self._timeout_at < 0:
+            return wanted(self._head)
+        texts = values_in(_column_at(blocks, *places[self._timeout_at]))
+        heads = map(self._head_saying, () if texts is None else _bounds(texts))
+        return texts is not None and all(head is not None and wanted(head) for head in heads)
+
+    def _head_saying(self, timeout: bytes) -> Head | None:
+        """The head of a block with this `grpc-timeout`; None if that cannot be read."""
+        timeout_us = timeout_us_of(timeout)
+        if timeout_us is None or self._head is None:
+            return None
+        head = self._heads.get(timeout_us)
+        if head is None:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            head = self._heads[timeout_us] = interned(replace(self._head, timeout_us=timeout_us))
+        return head
+
+    def _places_of(self, blocks: Sequence[bytes]) -> list[tuple[list[int], list[int]]] | None:
+        """Where each value that varies begins in each block, and the byte that says how long it is.
+
+        None unless all blocks are alike.
+        """
+        if not self._pieces:
+            return None
+        *pieces, last = self._pieces
+        places = []
+        stops = [0] * len(blocks)
+        try:
+            for piece in pieces:
+                if not all(map(bytes.startswith, blocks, repeat(piece), stops)):
+                    return None
+                size = len(piece)
+                starts = [stop + size for stop in stops]
+                lengths = list(map(getitem, blocks, starts))
+                if 0x7F in lengths or 0xFF in lengths:
+                    return None
+                stops = [
+                    start + 1 + (length & 0x7F)
+                    for start, length in zip(starts, lengths, strict=True)
+                ]
+                places.append((starts, lengths))
+        except IndexError:
+            return None
+        lengths = list(map(len, blocks))
+        whole = lengths == [stop + len(last) for stop in stops]
+        return places if whole and all(map(bytes.endswith, blocks, repeat(last))) else None
+
+    def head_of(self, block: bytes) -> Head | None:
+        """The head of a block that differs from the last only where earlier blocks did."""
+        if not self._pieces:
+            return None
+        if self._timeout_at >= 0:
+            return self._head_with_timeout(block)
+        *pieces, last = self._pieces
+        at = 0
+        try:
+            for piece in pieces:
+                if not block.startswith(piece, at):
+                    return None
+                at += len(piece)
+                length = block[at] & 0x7F
+                if length == 0x7F:
+                    return None
+                at += 1 + length
+        except IndexError:
+            return None
+        return self._head if at + len(last) == len(block) and block.endswith(last) else None
+
+    def _head_with_timeout(self, block: bytes) -> Head | None:
+        """The same where `grpc-timeout` is one of the values that vary."""
+        values = self.values_of(block)
+        if values is None:
+            return None
+        try:
+            return self._head_saying(value_in(values[self._timeout_at]))
+        except BlockError:
+            return None
+
+    def learn(self, block: bytes, fields: Sequence[Field], head: Head) -> Head:
+        """Compares a block with the one before; returns its head, the same one if they agree."""
+        raw = [block[field.start : field.stop] for field in fields]
+        differing = [
+            number
+            for number, (one, other) in enumerate(zip(raw, self._raw, strict=False))
+            if one != other
+        ]
+        if (
+            self._head is None
+            or not _are_alike(self._head, head)
+            or len(raw) != len(self._raw)
+            or len(block) > MAX_LEARNT_BYTES
+            or not _may_vary(fields, differing)
+        ):
+            self._head, self._raw, self._varying, self._pieces = head, raw, set(), []
+            self.names, self.told, self._timeout_at = [], None, -1
+            self._heads.clear()
+            return head
+        self._varying.update(differing)
+        at, pieces = 0, []
+        for number in sorted(self._varying):
+            pieces.append(block[at : fields[number].value_at])
+            at = fields[number].stop
+        self._raw, self._pieces = raw, [*pieces, block[at:]] if pieces else []
+        self.names, self.told = [fields[number].name for number in sorted(self._varying)], None
+        if TIMEOUT not in self.names:
+            return self._head
+        self._timeout_at = self.names.index(TIMEOUT)
+        self._head = head
+        return head if head.timeout_us is None else self._heads.setdefault(head.timeout_us, head)
+
+
+def _column_at(blocks: Sequence[bytes], starts: list[int], lengths: list[int]) -> _Column:
+    """One value of many blocks, from where it begins, and the bytes that say how long it is."""
+    values = [
+        block[at + 1 : at + 1 + (length & 0x7F)]
+        for block, at, length in zip(blocks, starts, lengths, strict=True)
+    ]
+    return lengths, values
+
+
+def values_in(column: _Column) -> list[bytes] | None:
+    """Short values, decoded; None if some are not decoded together."""
+    lengths, values = column
+    if min(lengths) & 0x80:
+        return unhuffed_together(values)
+    if not max(lengths) & 0x80:
+        return values
+    coded = [value for length, value in zip(lengths, values, strict=True) if length & 0x80]
+    texts = unhuffed_together(coded)
+    if texts is None:
+        return None
+    decoded = iter(texts)
+    return [
+        next(decoded) if length & 0x80 else value
+        for length, value in zip(lengths, values, strict=True)
+    ]
+
+
+def value_in(written: bytes) -> bytes:
+    """A short value as it is written, with its length in front. Raises BlockError."""
+    return unhuffed(written[1:]) if written[0] & 0x80 else written[1:]
+
+
+def _bounds(timeouts: Sequence[bytes]) -> Sequence[bytes]:
+    """The first and the last of these by their bytes, if all stand for the same time; else all.
+
+    Texts of the same length and unit are ordered by their bytes as by their numbers. So if the
+    first and the last stand for the same time, all between them do.
+    """
+    least, most = min(timeouts), max(timeouts)
+    size, count = len(least), len(timeouts)
+    if not size:
+        return timeouts
+    together = b"".join(timeouts)
+    alike = (
+        len(together) == size * count
+        and together[size - 1 :: size] == least[-1:] * count
+        and together.translate(None, _DIGITS) == least[-1:] * count
+        and timeout_us_of(least) == timeout_us_of(most)
+        and set(map(len, timeouts)) == {size}
+    )
+    return (least, most) if alike else timeouts
+
+
+def _are_alike(one: Head, other: Head) -> bool:
+    """Whether heads differ in nothing, or only in how long their callers wait."""
+    if one.timeout_us is not None and other.timeout_us is not None:
+        one = replace(one, timeout_us=other.timeout_us)
+    return one == other
+
+
+def _may_vary(fields: Sequence[Field], numbers: Sequence[int]) -> bool:
+    """Whether the fields of these numbers may be others in each block that is alike."""
+    names = [fields[number].name for number in numbers]
+    if TIMEOUT in names and [field.name for field in fields].count(TIMEOUT) > 1:
+        return False  # the last one holds
+    return all(name == TIMEOUT or name not in WANTED for name in names) and all(
+        fields[number].value_at for number in numbers
+    )

@@ -1,0 +1,527 @@
+"""One client's socket: moves bytes between asyncio and the connection, and keeps the time.
+
+What must not live here: what bytes say (`connection`), what becomes of calls (`calls`), how a late
+client's socket is read (`drawing`), when none is read (`read_pauses`), whether the client is still
+there (`presence`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol, cast
+
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.eventloop.reads import LITTLE_BYTES
+from ratelimit_service.eventloop.turns import TURN_US, Turns
+from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.connection import Connection, Event, Methods
+from ratelimit_service.grpc.h2.drawing import NEVER_US, Drawing
+from ratelimit_service.grpc.h2.frames import ErrorCode
+from ratelimit_service.grpc.h2.inbox import PIECE_BYTES, Inbox
+from ratelimit_service.grpc.h2.limits import INBOX_BYTES
+from ratelimit_service.grpc.h2.overload import FRESH_US, Allowance, Backlog, Haste
+from ratelimit_service.grpc.h2.presence import Presence
+from ratelimit_service.grpc.h2.read_pauses import ReadPauses
+from ratelimit_service.net.handshakes import Sealed, empty_records
+
+__all__ = ["CallHandler", "Http2Protocol"]
+
+_PIECE_CALLS: Final = 32
+"""So many calls or frames are handled before it is another client's turn."""
+
+_BULK_CALLS: Final = 64
+_BULK_BYTES: Final = 16_384
+"""The same, and how many bytes, of a client that sends many usual calls at once, and is in time:
+what it has under way is one piece then. Each piece has costs of its own."""
+
+_HURRIED_BYTES: Final = 2_048
+"""Of a client's late calls so many bytes, some six calls, are decided by policy in a visit at most:
+each takes nearly as long as a counted one."""
+
+_SHORT_US: Final = TURN_US // 2
+"""A piece that took less is followed by another one of the same read. So what came in one read is
+answered in one write, and the client's next calls come in one read as well. If each piece waited
+for those of others, reads and writes would be as small as pieces."""
+
+_OPENINGS: Final = 8
+"""So often some records are opened in one visit, unless one of them had no contents. Then their
+calls can be handled, or refused, together."""
+
+
+class CallHandler(Protocol):
+    """Takes what a connection hears, and answers it."""
+
+    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
+        """Takes the events of one read, in order."""
+
+    def forget(self, protocol: Http2Protocol) -> None:
+        """Hears that the connection is gone: nothing can be answered any more."""
+
+    @property
+    def wants_origins(self) -> bool:
+        """Whether somebody asks who makes calls."""
+
+    def haste(self, protocol: Http2Protocol) -> Haste | None:
+        """What the connection may do by itself with its next piece of bytes."""
+
+    def store_us(self, protocol: Http2Protocol) -> int | None:
+        """For how long calls wait in the store now; None if nobody waits for a store."""
+
+    @property
+    def allowance(self) -> Allowance:
+        """How much is counted of clients that are late."""
+
+    def failed(self, error: Exception) -> None:
+        """Hears of a fault of ours that ends the connection."""
+
+
+class Http2Protocol(asyncio.BufferedProtocol):
+    """One connection's socket. What is written within one tick goes out in one write."""
+
+    def __init__(
+        self,
+        calls: CallHandler,
+        methods: Methods,
+        turns: Turns,
+        closed: Callable[[Http2Protocol], None],
+        memory: Memory | None = None,
+    ) -> None:
+        """`closed` is called once, when the connection is gone. It sees to it that `forget` is.
+
+        `memory` is what all connections share.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._calls = calls
+        self._turns = turns
+        self._reads = turns.reads
+        self._closed = closed
+        self._inbox = Inbox()
+        self._more = self._waiting = False
+        """Whether the connection holds complete frames that it has not handled, and whether a turn
+        has been asked for."""
+        self._steps = 0
+        """How many of its calls are decided in turns of their own, and are not yet."""
+        self._greeted = False
+        """Whether the client had begun to speak HTTP/2 before the piece in hand."""
+        self._handled = self._left = False
+        """Whether pieces were handled in this turn whose answers are not written yet, and whether
+        calls of the piece in hand are decided at its end."""
+        self._in_bulk = False
+        """Whether many usual calls came at once, and none since that is not usual."""
+        self.pauses = ReadPauses(self._loop)
+        self.arrived_us = 0
+        """The earliest time, by `elapsed_us`, at which the piece in hand can have come."""
+        self.now_us = 0
+        """When that piece began to be handled."""
+        self.waited_us = 0
+        """How long the calls of that piece have waited for it; 0 if they are counted anyhow."""
+        self.backlog = Backlog(calls.allowance)
+        self.drawing = Drawing(self.backlog)
+        self.used_us = self.undecided = self._most = self._most_before = 0
+        """How much time the client's bytes have taken, for `turns` to compare. How many usual calls
+        those are worth that are to be decided, and are not yet; the most that there were since the
+        last look, and in the second before."""
+        self.dear, self.brought_calls, self.late, self.little_pieces = False, True, False, 0
+        """For `turns`: whether the next piece may take long; whether calls were begun in the last
+        one, or may follow the greeting in it; whether there was no time for them; see there."""
+        self._sealed: Sealed | None = None
+        """What is read and not opened yet, if the client speaks TLS."""
+        self._transport: asyncio.Transport | None = None
+        self._lost: asyncio.Transport | None = None
+        """The transport of a connection that is gone, until `forget`."""
+        self._flushing = self._writing_paused = False
+        self._memory = memory or Memory()
+        self.connection = Connection(methods, self._memory)
+        self.presence = Presence(self.connection, self._loop.time())
+        self.made = False
+        """Whether the connection was made; with TLS once both sides have agreed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
+        self._transport = self.pauses.source = cast(asyncio.Transport, transport)
+        self.made = True
+        self.flush()
+
+    def get_buffer(self, _: int) -> memoryview:
+        """Called by asyncio before it reads."""
+        return self._reads.room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by asyncio when it has read."""
+        self.data_received(self._reads.take(nbytes))
+        if self._inbox.size:
+            self._reads.charge(nbytes)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes bytes in, also of what was opened, to be handled when it is this client's turn."""
+        try:
+            now_us, sealed = elapsed_us(), self._sealed
+            arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
+            inbox = self._inbox
+            inbox.put(arrived_us, data)
+            if inbox.size >= LITTLE_BYTES:
+                self._read_on_or_not(inbox.size)
+            if not self._waiting and not self._writing_paused and not self._steps:
+                self._waiting = True
+                self._turns.add(self, now_us)
+        except Exception as error:  # else the loop would drop the connection without a word
+            self.fail(error)
+
+    def open_from(self, sealed: Sealed, early: bytes) -> None:
+        """Called once both sides have agreed on TLS: from now on this opens what comes."""
+        self._sealed = self.pauses.source = sealed
+        if early:
+            self.data_received(early)
+        else:
+            self._ask_for_turn()
+
+    def sealed_received(self, data: bytes) -> None:
+        """Called for what is read from a client that speaks TLS: takes it in, to be opened."""
+        sealed = self._sealed
+        if sealed is not None:
+            sealed.put(self._hear(elapsed_us()), data)
+            self._read_on_or_not(self._inbox.size + sealed.size)
+            self._ask_for_turn()
+
+    def _read_on_or_not(self, waiting: int) -> None:
+        """Reads nothing more until what has come is handled, if so many bytes wait for that."""
+        much = waiting > INBOX_BYTES or self._reads.is_much(waiting)
+        if much and self.pauses.pause():
+            self._memory.paused_unhandled += 1
+
+    def _hear(self, now_us: int) -> int:
+        """Notes that the client has said something; returns when what is read now has come."""
+        presence = self.presence
+        presence.heard_at, presence.pinged_at = self._loop.time(), None
+        # Bytes read after a pause may have come at its beginning.
+        return self.pauses.since_us or self._turns.came_us(now_us)
+
+    def handle_piece(self, now_us: int) -> bool:
+        """Handles some of what was read; returns whether there is more, and it may be handled.
+
+        That is a piece, or two that take little.
+        """
+        connection, chunks, late, found = self.connection, self._inbox.chunks, False, True
+        latest = connection.latest_stream
+        # This turn writes at its end, so nobody need ask for a write.
+        self._handled = self._flushing = True
+        self._left = False
+        try:
+            self.now_us = now_us
+            found = bool(chunks) or self._more or self._fetch(now_us)
+            if found:
+                late = self._handle_some(now_us, refusing=False)
+                if chunks or self._more:
+                    late = self._follow(now_us, latest, late=late)
+        except Exception as error:  # where the next frame begins is unknown now
+            self._calls.failed(error)
+            self._abandon()
+        if connection.closing:
+            self._inbox.clear()
+            self._more = False
+        self.dear = connection.may_be_dear
+        if found or not self.drawing.begun:  # of a visit that came too early nothing can be said
+            self.brought_calls = connection.latest_stream > latest or not self._greeted
+        self._greeted = self._greeted or connection.greeted
+        self.late = late or self.drawing.begun
+        may_be = not (self._writing_paused or self._steps)
+        sealed = self._sealed
+        has_bytes = bool(chunks) or self._more or (sealed is not None and sealed.ready)
+        self._waiting = has_bytes and may_be
+        if self._waiting:
+            return True
+        drawing = self.drawing
+        drawing.chosen_us = NEVER_US
+        if may_be and (late or drawing.begun) and self._draws_on(now_us, late=late):
+            self._waiting = True
+            rest_us = drawing.rest_us(late=late)
+            if rest_us:
+                self._turns.rest(self, now_us + rest_us)
+            return not rest_us
+        if drawing.begun:
+            self._stop_drawing()
+        if not self._writing_paused:
+            self.pauses.resume()
+        return False
+
+    @property
+    def _has_bytes(self) -> bool:
+        """Whether there is anything to be handled."""
+        return (
+            bool(self._inbox.chunks)
+            or self._more
+            or (self._sealed is not None and self._sealed.ready)
+        )
+
+    def _fetch(self, now_us: int) -> bool:
+        """Gets the next bytes, where the loop has not brought them; returns whether there are any.
+
+        Whoever sends many records without contents is told to calm down.
+        """
+        sealed = self._sealed
+        if sealed is None:
+            return not self.drawing.begun or self._draw(now_us)
+        inbox = self._inbox
+        for _ in range(_OPENINGS):
+            before = inbox.size
+            records, size = sealed.open_some()
+            empty = empty_records(sealed.version, records, size, inbox.size - before)
+            if empty and self.connection.closing:
+                self.abort()  # it was told to calm down, and does not
+            if empty:
+                self.connection.charge_records(empty)
+            if empty or not sealed.ready:
+                break
+        return bool(inbox.chunks)
+
+    def _follow(self, now_us: int, before: int, *, late: bool) -> bool:
+        """Handles more of what has come, if it follows at once; returns whether calls are late.
+
+        `before` was the highest stream before the piece in hand, which began at `now_us`. The rest
+        of a read does not follow if something of that piece is left for the end of the turn, or
+        calls are late.
+        """
+        connection = self.connection
+        if not late:
+            if connection.latest_stream == before or connection.closing or self.drawing.begun:
+                return False
+            if self._steps or self._left or connection.may_be_dear:
+                return False
+            started = elapsed_us()
+            if self.backlog.was_late(now_us) or started - now_us >= _SHORT_US:
+                return False
+            self.now_us = started
+            return self._handle_some(started, refusing=False)
+        # Late calls come first. What came behind them is in time, and is next.
+        for _ in range(2):
+            if self._more or not self._inbox.chunks:
+                break
+            if not self._handle_some(now_us, refusing=True):
+                break
+        return True
+
+    def most_undecided(self, calls: int = 0) -> int:
+        """How many usual calls were undecided at once lately, with so many more now.
+
+        Lately is in the last second or two. So a client that always has many calls under way is
+        known by that, also while it has just been answered and its next calls are on their way.
+        """
+        undecided = self.undecided + calls
+        self._most = max(self._most, undecided)
+        return max(self._most_before, self._most)
+
+    def draw_from(self, its_socket: socket.socket) -> None:
+        """Gives the socket that the transport reads, so that this can read by itself."""
+        self.drawing.socket = its_socket
+
+    def _draws_on(self, now_us: int, *, late: bool) -> bool:
+        """Whether it goes on to read by itself, or begins to, as `late` calls make it do."""
+        if not self.drawing.begun:
+            return late and self._start_drawing(now_us)
+        return self.drawing.goes_on(late=late)
+
+    def _start_drawing(self, now_us: int) -> bool:
+        """Reads by itself from now on, if that can be; each visit of a turn begins with a read."""
+        transport = self._transport
+        if self.drawing.socket is None or transport is None or not self._turns.busy:
+            return False
+        if self.connection.closing or transport.is_closing():
+            return False
+        transport.pause_reading()
+        self.drawing.begin(now_us)
+        return True
+
+    def _stop_drawing(self) -> None:
+        """Has the loop read again, which also finds out if the client has gone."""
+        self.drawing.end()
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and not self.pauses.paused:
+            transport.resume_reading()
+
+    def _draw(self, now_us: int) -> bool:
+        """Reads what has come; returns whether anything has."""
+        if not self.drawing.draw(now_us, self._inbox, self._calls.store_us(self)):
+            return False
+        presence = self.presence
+        presence.heard_at, presence.pinged_at = self._loop.time(), None
+        return True
+
+    def _handle_some(self, now_us: int, *, refusing: bool) -> bool:
+        """Handles the next bytes; returns whether their calls are late. Then more may be handled.
+
+        With `refusing` late calls are refused, also if there were time to decide them by policy.
+        """
+        connection, inbox = self.connection, self._inbox
+        has_next = bool(inbox.chunks) and not self._more
+        if has_next:
+            self.arrived_us = inbox.chunks[0][0]
+        chosen = self.arrived_us >= self.drawing.chosen_us
+        self.waited_us = 0 if chosen else now_us - self.arrived_us
+        # Visits in quick succession find nothing but fresh calls, also where there are too many.
+        fresh = self.waited_us <= FRESH_US and not self.drawing.begun
+        connection.haste = haste = None if fresh else self._calls.haste(self)
+        if haste is not None and refusing and haste.timeout_us is not None:
+            haste.refusing = True  # who gives no time waits for an answer, however late
+        in_bulk = self._in_bulk and not self.drawing.begun
+        if not has_next:
+            piece = b""  # the connection still has complete frames to handle
+        elif haste is not None and haste.refusing:
+            caught_up_us = min(self.backlog.caught_up_us(self.now_us), self.drawing.fresh_us)
+            piece = inbox.take_before(caught_up_us)
+        elif haste is not None:
+            piece = inbox.take(_HURRIED_BYTES)
+        else:
+            piece = inbox.take(_BULK_BYTES if in_bulk else PIECE_BYTES)
+        connection.wants_origins = self._calls.wants_origins
+        most = _BULK_CALLS if in_bulk else _PIECE_CALLS
+        events = connection.receive(piece, most, followed=bool(inbox.chunks))
+        if connection.unusual:
+            self._in_bulk = False
+        elif len(piece) >= PIECE_BYTES // 2:
+            self._in_bulk = True
+        if events:
+            self._calls.handle(self, events)
+        self._more = connection.has_more
+        return haste is not None and not connection.closing
+
+    def at_end_of_turn(self, finish: Callable[[int], None], calls: int) -> None:
+        """Has `finish` called once at the end of this turn, as `Turns.later` says."""
+        self._left = True
+        self._turns.later(finish, calls)
+
+    def in_a_turn_alone(self, step: Callable[[], None], calls: int) -> None:
+        """Has `step` called in a turn of its own, as `Turns.alone` says.
+
+        What has come behind it is not handled before.
+        """
+        self._steps += 1
+        self._turns.alone(partial(self._do_step, step), calls)
+
+    def hold_steps(self) -> None:
+        """Lets no step begin for any client until `release_steps`, as `Turns` has it."""
+        self._turns.hold_steps()
+
+    def release_steps(self) -> None:
+        """Ends what `hold_steps` has begun."""
+        self._turns.release_steps()
+
+    def _do_step(self, step: Callable[[], None]) -> None:
+        self._steps -= 1
+        try:
+            step()
+            self._ask_for_turn()
+        except Exception as error:
+            self.fail(error)
+
+    def _ask_for_turn(self) -> None:
+        """Asks for a turn if there is anything that may be handled."""
+        may_be = not (self._waiting or self._writing_paused or self._steps)
+        if may_be and self._has_bytes:
+            self._waiting = True
+            self._turns.add(self, elapsed_us())
+
+    def end_turn(self) -> None:
+        """Writes the answers to the pieces of this turn."""
+        if self._handled:
+            self._handled = self._flushing = False
+            if not self._says_more_soon():
+                self.flush()
+
+    def _says_more_soon(self) -> bool:
+        """Whether refusals can wait for the answers of their visit's other calls, and be in time.
+
+        Each write costs about as much as counting a call.
+        """
+        drawing = self.drawing
+        if not (drawing.begun and self.undecided) or self.connection.closing:
+            return False
+        return self.backlog.is_soon(drawing.spread_us + drawing.store_us)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the connection after a fault of ours: what is said may not be whole any more.
+
+        The client is told so, if that can still be done.
+        """
+        self._calls.failed(error)
+        self._inbox.clear()
+        self._more = False
+        try:
+            self._abandon()
+            self.flush()
+        except Exception:  # the log has the first fault, which is the cause
+            self.connection.close()
+            self.abort()
+
+    def _abandon(self) -> None:
+        """Has the client told that a fault of ours ends the connection."""
+        self.connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Called by asyncio, for hundreds in one round of the loop where many go together.
+
+        So this does little. `forget` does the rest, and what it frees takes longer.
+        """
+        self._lost, self._transport = self._transport, None
+        self._sealed = self.pauses.source = None
+        self.connection.close()
+        self._closed(self)
+
+    def forget(self) -> None:
+        """Frees what was kept for a connection that is gone."""
+        self._lost = None
+        self.connection.forget()
+        self._inbox.clear()
+        self._calls.forget(self)
+
+    def pause_writing(self) -> None:
+        """Called by asyncio: the client does not read, so we do not read from it."""
+        self._writing_paused = self.connection.congested = True
+        if self.pauses.pause():
+            self._memory.paused_unread += 1
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        self._writing_paused = self.connection.congested = False
+        self._more = self.connection.has_more
+        self._ask_for_turn()
+        if not self._waiting:
+            self.pauses.resume()
+
+    def flush(self) -> None:
+        """Writes what the connection has to say, at once."""
+        transport = self._transport
+        if transport is None:
+            return
+        output = self.connection.take_output()
+        if output:
+            transport.write(output)
+        if self.connection.closing:
+            transport.close()
+
+    def flush_soon(self) -> None:
+        """Writes at the end of this turn, together with whatever else is said until then."""
+        if not self._flushing:
+            self._flushing = True
+            self._turns.before_write(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def abort(self) -> None:
+        """Drops the connection without a word."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def look(self, now: float, max_age: float) -> None:
+        """Ends what hangs or is too old, and pings who is silent; call it once a second."""
+        self.connection.tick()
+        self._most_before, self._most = self._most, self.undecided
+        gone = self.presence.look(now, max_age)
+        self.flush()
+        if gone:
+            self.abort()

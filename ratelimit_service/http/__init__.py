@@ -1,0 +1,17 @@
+"""The HTTP ports: health, metrics, rules, decisions in JSON, and the admin listener."""
+
+from ratelimit_service.http.http_port import HttpPort
+from ratelimit_service.http.listener import AdminListener
+from ratelimit_service.http.pages import Content, Pages, rules_page
+from ratelimit_service.http.route import Deciders, Here, Operating
+
+__all__ = [
+    "AdminListener",
+    "Content",
+    "Deciders",
+    "Here",
+    "HttpPort",
+    "Operating",
+    "Pages",
+    "rules_page",
+]

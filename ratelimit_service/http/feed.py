@@ -1,0 +1,251 @@
+"""What the console shows of this moment: worked out once, and sent to all who watch.
+
+While somebody watches, all numbers are read about once a second, less often where reading them
+takes long, so that it takes a hundredth of the time at most. A message is what has changed since
+the one before. What must not live here: where messages go (`routes.console`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
+
+from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.http.route import Operating
+from ratelimit_service.http.routes.counters import callers
+from ratelimit_service.http.routes.processes import processes_of
+from ratelimit_service.metrics import Reading
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.stats import LATENCY_BOUNDS_US
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.questions import QuestionError
+
+__all__ = ["Feed"]
+
+_SECONDS = 1.0
+_LONGEST_SECONDS = 10.0
+_SHARE = 100
+"""After a reading so many times its own length passes before the next."""
+
+_STATE_EVERY = 5
+"""Readings from one of what changes seldom to the next."""
+
+_CALLERS = 15
+_OVERRIDES = 100
+_MOST_RULES = 100
+"""Rules in a message: those that denied the most, and then those that were asked the most."""
+
+_MOST_DENIALS = 40
+_KEPT = 120
+"""Messages that who comes later is told, without their denials."""
+
+
+_AGAIN = b"retry: 1000\n\n"
+"""After so many milliseconds a page whose stream has ended asks for another."""
+
+
+class _Totals(NamedTuple):
+    """All that was counted until a moment."""
+
+    at: float
+    ok: int
+    over: int
+    refused: int
+    hits: int
+    hits_by_policy: int
+    hurried: int
+    latency: list[int]
+    rules: dict[tuple[str, str], tuple[int, int, int]]
+    """Hits, and of these over and near, by domain and rule."""
+
+
+class Feed:
+    """Messages about one service, while somebody watches."""
+
+    def __init__(self, operating: Operating) -> None:
+        self._operating = operating
+        self._watching = 0
+        self._task: asyncio.Task[None] | None = None
+        self._kept: deque[dict[str, object]] = deque(maxlen=_KEPT)
+        self._changed = asyncio.Event()
+        self._number = 0
+        self._message = b""
+        self._state = b""
+        """The last message of the other kind."""
+        self._before: _Totals | None = None
+        self._snapshot: Snapshot | None = None
+        """The rules of which pages were told last."""
+        self._bugs = Bugs()
+
+    @property
+    def watching(self) -> int:
+        """How many watch."""
+        return self._watching
+
+    def join(self) -> bytes:
+        """One more watches; returns what was told before. Each `join` needs a `leave`."""
+        self._watching += 1
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._read())
+        return _AGAIN + _event("past", list(self._kept)) + self._state
+
+    def leave(self) -> None:
+        """One watches no more."""
+        self._watching -= 1
+        if not self._watching and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._kept.clear()
+            self._state = b""
+            self._before = None
+
+    async def following(self) -> bytes:
+        """Waits for the next message."""
+        await self._changed.wait()
+        return self._message
+
+    async def _read(self) -> None:
+        for number in count():
+            pause = _SECONDS
+            try:
+                pause = await self._read_once(with_state=number % _STATE_EVERY == 0)
+            except Exception as error:
+                self._bugs.note("the console could not be told what happens", error)
+            await asyncio.sleep(pause)
+
+    async def _read_once(self, *, with_state: bool) -> float:
+        """Tells one message; returns the seconds until the next."""
+        state = b""
+        if with_state:
+            state = self._state = await self._read_state()
+        denials = await self._denials()
+        await self._operating.collect()
+        reading = await self._operating.sources.read()
+        began = time.thread_time()
+        before, self._before = self._before, _totals(reading)
+        if self._snapshot is not self._operating.snapshot():
+            self._snapshot = self._operating.snapshot()
+            self._number += 1
+        if before is None:
+            self._tell(state)
+        else:
+            message = self._told(before, self._before)
+            self._kept.append(message)
+            self._tell(state + _event("now", {**message, "denials": denials}))
+        took = 2 * (time.thread_time() - began)  # to read the numbers takes about as long again
+        return min(max(_SECONDS, took * _SHARE), _LONGEST_SECONDS)
+
+    async def _read_state(self) -> bytes:
+        """What changes seldom: processes, overrides, callers; without what nobody can tell."""
+        operating = self._operating
+        state = {}
+        for name, asking in (
+            ("processes", processes_of(operating)),
+            ("overrides", operating.ask("overrides", {"newest": _OVERRIDES})),
+            ("callers", callers(operating, "over", "minute", _CALLERS, {})),
+        ):
+            try:
+                state[name] = await asking
+            except QuestionError as error:
+                state[name] = {"error": str(error)}
+        return _event("state", state)
+
+    def _tell(self, message: bytes) -> None:
+        self._message = message
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _denials(self) -> list[str]:
+        """Lines of denials since the last time; none while nobody can tell them."""
+        try:
+            told = await self._operating.ask_all("denials")
+        except QuestionError:
+            return []
+        lines = [line for each in told if isinstance(each, list) for line in each]
+        return sorted(lines)[-_MOST_DENIALS:]
+
+    def _told(self, before: _Totals, now: _Totals) -> dict[str, object]:
+        health = self._operating.health
+        seconds = max(now.at - before.at, 0.001)
+        rules = dict(_changed(before.rules, now.rules))
+        most = sorted(rules, key=lambda rule: rules[rule][1::-1], reverse=True)[:_MOST_RULES]
+        latency = [_less(a, b) for a, b in zip(now.latency, before.latency, strict=True)]
+        return {
+            "at": now_us() / 1_000_000,
+            "seconds": round(seconds, 3),
+            "rules_number": self._number,
+            "ok": _less(now.ok, before.ok),
+            "over": _less(now.over, before.over),
+            "refused": _less(now.refused, before.refused),
+            "hits": _less(now.hits, before.hits),
+            "hits_by_policy": _less(now.hits_by_policy, before.hits_by_policy),
+            "hurried": _less(now.hurried, before.hurried),
+            "p50_us": _quantile(latency, 0.5),
+            "p99_us": _quantile(latency, 0.99),
+            "rules": [[*rule, *rules[rule]] for rule in most],
+            "serving": health.serving,
+            "phase": health.phase,
+            "faults": health.faults,
+        }
+
+
+def _totals(reading: Reading) -> _Totals:
+    stats = reading.stats
+    rules: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for series in reading.series:
+        domain, path, _ = series.labels
+        tally = series.tally
+        hits, over, near = rules.get((domain, path), (0, 0, 0))
+        rules[domain, path] = (hits + tally.hits, over + tally.over, near + tally.near)
+    return _Totals(
+        time.monotonic(),
+        stats.decisions["ok"],
+        stats.decisions["over_limit"],
+        sum(stats.refusals.values()),
+        sum([series.tally.hits for series in reading.series]),
+        sum([series.tally.by_policy for series in reading.series]),
+        sum(stats.overloaded.values()),
+        list(stats.latency.buckets),
+        rules,
+    )
+
+
+def _changed(
+    before: dict[tuple[str, str], tuple[int, int, int]],
+    now: dict[tuple[str, str], tuple[int, int, int]],
+) -> Iterator[tuple[tuple[str, str], tuple[int, int, int]]]:
+    """What rules have counted meanwhile, if they have."""
+    nothing = (0, 0, 0)
+    for rule, (hits, over, near) in now.items():
+        former = before.get(rule, nothing)
+        if hits != former[0]:
+            yield rule, (_less(hits, former[0]), _less(over, former[1]), _less(near, former[2]))
+
+
+def _less(now: int, before: int) -> int:
+    """How many more; a count that is smaller than before has begun again from 0."""
+    return now - before if now >= before else now
+
+
+def _quantile(buckets: list[int], share: float) -> int | None:
+    """The bound below which so many were, in microseconds; None if there were none."""
+    wanted = sum(buckets) * share
+    if not wanted:
+        return None
+    found = 0
+    for bound, some in zip((*LATENCY_BOUNDS_US, LATENCY_BOUNDS_US[-1]), buckets, strict=True):
+        found += some
+        if found >= wanted:
+            return bound
+    return LATENCY_BOUNDS_US[-1]
+
+
+def _event(kind: str, told: object) -> bytes:
+    """As EventSource reads it; the JSON has no line ends."""
+    text = json.dumps(told, separators=(",", ":"))
+    return f"event: {kind}\ndata: {text}\n\n".encode()

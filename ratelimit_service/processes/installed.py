@@ -1,0 +1,33 @@
+"""What is installed: which version of this package, and whether its hot path is compiled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["compiled", "installed_version"]
+
+
+def installed_version() -> str:
+    """The version that the metadata of the installed package says.
+
+    `importlib.metadata` would say the same, and bring along two megabytes for each process.
+    """
+    for metadata in _metadata():
+        for line in metadata.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Version: "):
+                return line.removeprefix("Version: ").strip()
+    return "0"
+
+
+def _metadata() -> Iterator[Path]:
+    for directory in sys.path:
+        yield from Path(directory or ".").glob("ratelimit_service-*.dist-info/METADATA")
+
+
+def compiled() -> bool:
+    """Whether the hot path runs as machine code, built by mypyc, or in the interpreter."""
+    found = find_spec("ratelimit_service.eventloop.clock")
+    return found is not None and not str(found.origin).endswith(".py")

@@ -1,0 +1,18 @@
+"""What a change of rules means: for their callers, and for what is counted."""
+
+from ratelimit_service.rule_lab.comparison.changes import Callers, Change, ChangeKind, Detail
+from ratelimit_service.rule_lab.comparison.compare import compare
+from ratelimit_service.rule_lab.comparison.reloads import difference
+from ratelimit_service.rule_lab.comparison.sides import ComparedRules, SideError, read_sides
+
+__all__ = [
+    "Callers",
+    "Change",
+    "ChangeKind",
+    "ComparedRules",
+    "Detail",
+    "SideError",
+    "compare",
+    "difference",
+    "read_sides",
+]

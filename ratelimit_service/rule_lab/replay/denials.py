@@ -1,0 +1,339 @@
+"""Why a descriptor was denied, from decision logs: the decision, and what came after it.
+
+What must not live here: what a line of the log says (`service.decision_line`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import glob
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.model import SECOND_US, Entry, whole_seconds
+from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader
+from ratelimit_service.rule_lab.replay.logs import Log, LogError
+from ratelimit_service.rule_lab.replay.recorded import moment_us
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.texts import limit_text
+from ratelimit_service.service.decision_line import (
+    BadDecisionError,
+    HashValue,
+    LoggedDecision,
+    NothingAskedError,
+    read_limit,
+    read_line,
+)
+from ratelimit_service.text.display import in_seconds, lasting, printable
+
+__all__ = [
+    "Denial",
+    "Evidence",
+    "decisions_about",
+    "denial_of",
+    "in_log",
+    "log_files",
+    "sentence",
+    "wanted_span",
+]
+
+_MOST_KEPT: Final = 100_000
+"""Decisions about the descriptor; of more the newest are looked at."""
+
+_MOST_RESET_SECONDS: Final = 285 * 366 * 86_400
+"""No window is longer."""
+
+_TRIES: Final = 10
+"""So often the files of a log are opened, if they are rotated each time."""
+
+_DAY_US: Final = 86_400 * SECOND_US
+_LINE_AND_COLUMN: Final = re.compile(r"(:\d+):\d+$")
+_TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d)(?::(\d\d))?")
+
+
+class Denial(NamedTuple):
+    """A decision, how many further denials came until its limit had room again, and the last."""
+
+    decision: LoggedDecision
+    further: int
+    last_us: int
+
+
+class Evidence(NamedTuple):
+    """What logs have about a descriptor: its decisions, by time.
+
+    The earliest and the latest of all decisions in the logs are `first_us` and `last_us`, 0 if
+    there are none. Some have `hashed` values.
+    """
+
+    decisions: list[LoggedDecision]
+    first_us: int
+    last_us: int
+    hashed: bool
+
+
+def log_files(path: str) -> list[str]:
+    """The log with its rotated files, the oldest first."""
+    newest = Path(path)
+    found = []
+    for each in newest.parent.glob(f"{glob.escape(newest.name)}.*"):
+        number = each.name[len(newest.name) + 1 :]
+        if number.isascii() and number.isdigit():
+            found.append((-int(number), str(each)))
+    files = [name for _, name in sorted(found)]
+    if newest.exists() or not files:  # there is none for a moment while it is rotated
+        files.append(path)
+    return files
+
+
+def decisions_about(
+    paths: Sequence[str], domain: str, entries: Sequence[Entry], hashed: HashValue | None
+) -> Evidence:
+    """What logs with their rotated files have about a descriptor.
+
+    Lines that cannot be read are passed over. Raises LogError if a file cannot be read, or a log
+    has lines and none of them is a decision.
+    """
+    asked, in_hashes = tuple(entries), in_log(entries, hashed)
+    found: deque[LoggedDecision] = deque(maxlen=_MOST_KEPT)
+    first_us = last_us = 0
+    some_hashed = False
+    for path in paths:
+        for decision in _decisions(path):
+            first_us = min(first_us or decision.at_us, decision.at_us)
+            last_us = max(last_us, decision.at_us)
+            is_hashed = "hashed" in decision.fields
+            some_hashed = some_hashed or is_hashed
+            wanted, request = in_hashes if is_hashed else asked, decision.request
+            if request.domain == domain and any(
+                each.entries == wanted for each in request.descriptors
+            ):
+                found.append(decision)
+    by_time = sorted(found, key=lambda decision: decision.at_us)
+    return Evidence(by_time, first_us, last_us, some_hashed)
+
+
+def _decisions(path: str) -> Iterator[LoggedDecision]:
+    """The decisions of a log with its rotated files. Raises LogError."""
+    bad = good = 0
+    with ExitStack() as stack:
+        for log in _opened(path, stack):
+            for line in log.lines:
+                try:
+                    decision = read_line(line, moment_us)
+                except NothingAskedError:
+                    good += 1
+                except BadDecisionError:
+                    bad += 1
+                else:
+                    good += 1
+                    yield decision
+    if bad and not good:
+        raise LogError(f"{printable(path)} is no decision log: none of its lines is a decision")
+
+
+def in_log(entries: Sequence[Entry], hashed: HashValue | None) -> tuple[Entry, ...]:
+    """Entries as a log has them whose values are hashed."""
+    if hashed is None:
+        return tuple(entries)
+    return tuple(Entry(key, hashed(value) if value else value) for key, value in entries)
+
+
+def _opened(path: str, stack: ExitStack) -> list[Log]:
+    """The files of a log that have anything in them, opened, the oldest first.
+
+    If they are rotated meanwhile they are opened again: one would be missing, or there twice.
+    Raises LogError.
+    """
+    for tries in range(1, _TRIES + 1):
+        files = _files(path)
+        try:
+            logs = [
+                Log(name, stack, lambda *_: DecisionLogReader())
+                for name, (_, size) in files.items()
+                if size
+            ]
+        except LogError:
+            if tries == _TRIES or _inodes(_files(path)) == _inodes(files):
+                raise
+        else:
+            if tries == _TRIES or _inodes(_files(path)) == _inodes(files):
+                return logs
+    raise AssertionError  # the last try has returned or raised
+
+
+def _files(path: str) -> dict[str, tuple[int, int]]:
+    """The files of a log with their inodes and sizes, the oldest first. Raises LogError."""
+    found = {}
+    for name in log_files(path):
+        try:
+            stat = Path(name).stat()
+        except OSError as error:
+            raise LogError(f"{printable(name)} cannot be read: {error.strerror}") from error
+        found[name] = stat.st_ino, stat.st_size
+    return found
+
+
+def _inodes(files: Mapping[str, tuple[int, int]]) -> list[int]:
+    return [inode for inode, _ in files.values()]
+
+
+def wanted_span(text: str, newest_us: int) -> tuple[int, int]:
+    """The moments that `14:03`, `14:03:07` or a time of RFC 3339 means: from, and up to.
+
+    A time of day, in UTC, is the last such before the newest decision. Raises SettingsError.
+    """
+    found = _TIME_OF_DAY.fullmatch(text)
+    if found is None:
+        try:
+            at_us = moment_us(text)
+        except ValueError as error:
+            raise SettingsError(
+                f"--at {text!r} is no time: write 14:03, 14:03:07 or 2026-01-31T14:03:07Z"
+            ) from error
+        return at_us, at_us + SECOND_US
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    if hours > 23 or minutes > 59 or seconds > 59:
+        raise SettingsError(f"--at {text!r} is no time of day: the last is 23:59:59")
+    at_us = newest_us // _DAY_US * _DAY_US + (hours * 3600 + minutes * 60 + seconds) * SECOND_US
+    if at_us > newest_us:
+        at_us -= _DAY_US
+    return at_us, at_us + (SECOND_US if found[3] else 60 * SECOND_US)
+
+
+def denial_of(decisions: Sequence[LoggedDecision], at: str = "") -> Denial | None:
+    """The first denial at that time, else the last one of all; None if there is none.
+
+    Raises SettingsError if `at` is no time.
+    """
+    places = [place for place, each in enumerate(decisions) if _denied(each)]
+    if at:
+        start_us, end_us = wanted_span(at, decisions[-1].at_us if decisions else 0)
+        places = [place for place in places if start_us <= decisions[place].at_us < end_us]
+    elif places:
+        places = [_first_of_its_run(decisions, places)]
+    if not places:
+        return None
+    decision = decisions[places[0]]
+    further, last_us = decision.times - 1, decision.at_us
+    until_us = decision.at_us + _reset_us(decision)
+    for each in decisions[places[0] + 1 :]:
+        if not _denied(each) or each.at_us > until_us:
+            break
+        further, last_us = further + each.times, each.at_us
+    return Denial(decision, further, last_us)
+
+
+def _first_of_its_run(decisions: Sequence[LoggedDecision], places: Sequence[int]) -> int:
+    """The first of the denials that the last one belongs to: none passed in between."""
+    first = places[-1]
+    for place in range(places[-1] - 1, -1, -1):
+        each = decisions[place]
+        if not _denied(each) or each.at_us + _reset_us(each) < decisions[first].at_us:
+            break
+        first = place
+    return first
+
+
+def _denied(decision: LoggedDecision) -> bool:
+    return decision.code != "OK"
+
+
+def _reset_us(decision: LoggedDecision) -> int:
+    if decision.fields.get("by") == "override":
+        return _MOST_RESET_SECONDS * SECOND_US  # a ban holds until it is taken away
+    reset = decision.fields.get("reset_seconds", 0)
+    if not isinstance(reset, (int, float)) or not 0 <= reset <= _MOST_RESET_SECONDS:
+        return 0
+    return round(reset * SECOND_US)
+
+
+def sentence(
+    denial: Denial, asked: Sequence[Entry], now_us: int, hashed: HashValue | None = None
+) -> str:
+    """The denial in words. Times are UTC; of another day than today the day is told.
+
+    `asked` are the entries that were asked about. `hashed` finds their values in a hashed log.
+    """
+    decision, further, last_us = denial
+    fields = decision.fields
+    entries = in_log(asked, hashed if "hashed" in fields else None)
+    at = _clock(decision.at_us, now_us)
+    if decision.code != "OVER_LIMIT":
+        said = f"answered {decision.code} at {at}: {_WHY.get(str(fields.get('by')), 'refused')}"
+    elif "limit" not in fields:
+        why = _overridden(fields) or _WHY.get(str(fields.get("by")), "no limit decided")
+        said = f"denied at {at}: {why}"
+    else:
+        rule = _rule(decision, entries)
+        for known, found in zip(asked, entries, strict=True):
+            if found.value != known.value:  # whoever knows a value need not read its hash
+                rule = rule.replace(found.value, printable(known.value))
+        said = f"denied at {at} by {rule}: {_count(decision)}"
+        if overridden := _overridden(fields):
+            said += f", {overridden}"
+    if further:
+        verb = f"{further} further denial{'' if further == 1 else 's'}"
+        said += f"; {verb} until {_clock(last_us, decision.at_us)}"
+    return said
+
+
+_WHY: Final = {
+    "policy": "the failure policy decided, because the store gave no answer in time",
+    "nothing": "the request was refused before it was counted",
+}
+
+
+def _overridden(fields: Mapping[str, object]) -> str:
+    """Which overrides took part, in words; empty if none did."""
+    overrides = fields.get("overrides")
+    told = []
+    for each in overrides if isinstance(overrides, list) else []:
+        if isinstance(each, dict):
+            until = f" until {in_seconds(str(each['until']))}" if "until" in each else ""
+            reason = f": {each['reason']}" if "reason" in each else ""
+            told.append(f"{each.get('kind')} {each.get('id')}{until}{reason}")
+    return printable(f"by override ({'; '.join(told)})") if told else ""
+
+
+def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:
+    fields = decision.fields
+    rule = f"`{fields['rule']}`" if "rule" in fields else "the limit that the caller brought"
+    if source := str(fields.get("source", "")):
+        where = _LINE_AND_COLUMN.sub(r"\1", source)
+        rule += f" ({where})"
+    place = fields.get("descriptor", 0)
+    descriptors = decision.request.descriptors
+    if isinstance(place, int) and 0 <= place < len(descriptors) and len(descriptors) > 1:
+        other = descriptors[place]
+        if other.entries and other.entries != tuple(entries):
+            rule += f", for {path_text(other.entries)} in the same request"
+    return rule
+
+
+def _count(decision: LoggedDecision) -> str:
+    fields = decision.fields
+    try:
+        limit = read_limit(fields["limit"])
+        text = limit_text(limit)
+        if limit.multiplier == 1:
+            text = text.replace(" per ", " an " if limit.unit.name == "HOUR" else " a ", 1)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        text = "a limit"
+    if "used" not in fields:
+        return f"{text}, {_WHY['policy']}"
+    wait = lasting(whole_seconds(_reset_us(decision)))
+    known = ", known without asking the store" if fields.get("by") == "local_cache" else ""
+    return f"{text}, {fields['used']} used, {wait} to wait{known}"
+
+
+def _clock(at_us: int, day_us: int) -> str:
+    """A time of day, with its day if that is another one than this one."""
+    moment = datetime.datetime.fromtimestamp(at_us // SECOND_US, datetime.UTC)
+    same = at_us // _DAY_US == day_us // _DAY_US
+    return f"{moment:%H:%M:%S}" if same else f"{moment:%H:%M:%S on %Y-%m-%d}"

@@ -1,0 +1,149 @@
+"""A request's way through rules, found once: what it meets, and what it is charged.
+
+What must not live here: what comes of it (`play`, `use`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratelimit_service.limiter import Plan
+from ratelimit_service.model import Hit, Mode, Request
+from ratelimit_service.rule_lab.replay.sketches import place_of
+from ratelimit_service.rule_lab.replay.use import Caller, RuleUse
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.stores.memory_counter import MemoryCounter
+
+__all__ = ["Met", "Prepared", "alone_of"]
+
+_MOST_NAME = 200
+"""Characters that are shown of a caller."""
+
+
+class Met:
+    """One descriptor of a request, and the use of the rule that it meets."""
+
+    __slots__ = (
+        "_kin",
+        "_name",
+        "_name_place",
+        "addend",
+        "caller",
+        "counter",
+        "enforced",
+        "entries",
+        "key",
+        "refund",
+        "spec",
+        "start",
+        "times",
+        "use",
+    )
+
+    def __init__(
+        self,
+        use: RuleUse,
+        planned: Plan,
+        start: int,
+        entries: Sequence[tuple[str, str]],
+        key: bytes = b"",
+    ) -> None:
+        """`entries` are those that name the caller; its hits begin at `start` of the request's.
+
+        With a `key` the plan is one of its kind: its own only hit differs in this key.
+        """
+        hits = planned.hits
+        self.use = use
+        self._kin = hits
+        self.addend = planned.addend
+        self.refund = planned.refund
+        self.start = start
+        self.enforced = not hits or hits[0].mode is not Mode.SHADOW
+        self.entries = entries
+        self._name = ""
+        self._name_place = -1
+        self.times: list[int] = []
+        """When it came since its caller was last followed."""
+        self.key = key or (hits[0].key if hits else self.name.encode("utf-8", "replace"))
+        self.spec = hits[0].spec if hits else None
+        self.counter: MemoryCounter | None = None
+        """That of its first hit, if it has been looked up."""
+        self.caller = self._caller(self.key)
+        """Who is looked at; None if it is not in the sample, or no more."""
+
+    @property
+    def hits(self) -> Sequence[Hit]:
+        """What it is charged. Most requests are charged without these."""
+        kin = self._kin
+        if not kin or kin[0].key == self.key:
+            return kin
+        return (kin[0]._replace(key=self.key),)
+
+    @property
+    def name(self) -> str:
+        """The caller as people know it: what its counter counts."""
+        if not self._name:
+            name = path_text(self.entries)
+            self._name = name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}…"
+        return self._name
+
+    @property
+    def name_place(self) -> int:
+        """Where its name stands among all names."""
+        if self._name_place < 0:
+            self._name_place = place_of(self.name.encode("utf-8", "replace"))
+        return self._name_place
+
+    def _caller(self, key: bytes) -> Caller | None:
+        if self.use.brief:
+            return None
+        place, callers = place_of(key), self.use.callers
+        if not callers.wants(place):
+            return None
+        return callers.get(place) or self.use.new_caller(place)
+
+    def follow(self) -> None:
+        """Follows the caller at the times that it came, if it still is in the sample."""
+        caller, times = self.caller, self.times
+        self.times = []
+        if caller is None:
+            return
+        caller.waiting = False
+        if caller.followed:
+            self.use.follow(caller, self._kin, times)
+        else:
+            self.caller = None
+
+
+class Prepared:
+    """A request with its plans, which is asked as often as it comes."""
+
+    __slots__ = ("hits", "leasing", "met", "plans", "request", "unmatched")
+
+    def __init__(
+        self,
+        request: Request,
+        plans: Sequence[Plan],
+        hits: Sequence[Hit],
+        met: Sequence[Met],
+        unmatched: bool,
+    ) -> None:
+        self.request = request
+        self.plans = plans
+        self.hits = hits
+        self.met = met
+        self.unmatched = unmatched
+        self.leasing = sum([planned.rule.leasing for planned in plans]) > 0
+
+
+def alone_of(prepared: Prepared) -> Met | None:
+    """What a request meets if that is one hit, of a rule with one limit, and nothing else.
+
+    Then the store has a short way for it (`MemoryStore.charge_alone`).
+    """
+    if not len(prepared.hits) == len(prepared.met) == len(prepared.plans) == 1:
+        return None
+    hit, met = prepared.hits[0], prepared.met[0]
+    if prepared.leasing or met.refund or hit.count_denied or len(met.use.limits) != 1:
+        return None
+    return met

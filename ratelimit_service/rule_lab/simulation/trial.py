@@ -1,0 +1,187 @@
+"""Runs tests of rules: each case in a world of its own, step after step.
+
+What must not live here: how results are shown (`cli.results`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratelimit_service.errors import PolicyError
+from ratelimit_service.model import SECOND_US, Code, whole_seconds
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rule_lab.simulation.cases import (
+    Case,
+    CaseFile,
+    CasesError,
+    CaseStep,
+    Expected,
+)
+from ratelimit_service.rule_lab.simulation.world import Decided, World
+from ratelimit_service.rules.from_files import FromFiles
+from ratelimit_service.rules.lint import lint
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.settings import duration_text
+
+__all__ = ["Coverage", "Difference", "Result", "Trial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as expected, both in the words of case files."""
+
+    key: str
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a case; `step` is the one that failed, `request` which of its `times`."""
+
+    path: Path
+    case: Case
+    step: CaseStep | None = None
+    request: int = 0
+    differences: tuple[Difference, ...] = ()
+    why: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything was as expected."""
+        return self.step is None
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The rules of all tested files, and those of them that some step has met."""
+
+    rules: tuple[Rule, ...]
+    met: frozenset[Rule]
+
+    @property
+    def unmet(self) -> tuple[Rule, ...]:
+        """The rules that no case has met."""
+        return tuple(rule for rule in self.rules if rule not in self.met)
+
+    @property
+    def percent(self) -> float:
+        """The share of rules that were met; 100 if there are none."""
+        return 100 * len(self.met) / len(self.rules) if self.rules else 100.0
+
+
+class Trial:
+    """Runs the cases of files, and remembers which rules they have met."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[Path, Snapshot] = {}
+        self._met: set[Rule] = set()
+
+    @property
+    def coverage(self) -> Coverage:
+        """Of what has run until now."""
+        rules = [
+            rule
+            for snapshot in self._snapshots.values()
+            for domain in snapshot.domains.values()
+            for rule in domain.rules
+        ]
+        return Coverage(tuple(rules), frozenset(self._met))
+
+    def run(self, file: CaseFile) -> Iterator[Result]:
+        """Runs the cases of a file. Raises CasesError if its rules have problems."""
+        snapshot = self._snapshot(file.rules)
+        for case in file.cases:
+            yield self._run(file.path, case, World(snapshot, case.settings))
+
+    def _snapshot(self, path: Path) -> Snapshot:
+        path = path.resolve()  # so that several test files may share rules, however they name them
+        if path.is_relative_to(here := Path.cwd()):
+            path = path.relative_to(here)  # for the reader
+        if path not in self._snapshots:
+            problems = [problem for problem in lint([path]).problems if problem.fatal(strict=False)]
+            if problems:
+                raise CasesError("\n".join(map(str, problems)))
+            rules = Rules(FromFiles(path), stats=Stats(), health=Health())
+            rules.load()
+            self._snapshots[path] = rules.snapshot
+        return self._snapshots[path]
+
+    def _run(self, path: Path, case: Case, world: World) -> Result:
+        for step in case.steps:
+            for request in range(1, step.times + 1):
+                last = request == step.times
+                try:
+                    decided = world.decide(step.request, case.start_us + step.at_us)
+                except PolicyError as error:
+                    return Result(path, case, step, request, why=str(error))
+                self._met.update(rule for rule in decided.rules if rule is not None)
+                if differences := tuple(_differences(step.expected, decided, last=last)):
+                    why = _why(step, decided)
+                    return Result(path, case, step, request, differences, why)
+        return Result(path, case)
+
+
+def _differences(expected: Expected, decided: Decided, *, last: bool) -> Iterator[Difference]:
+    """Where an answer is not as expected. Numbers and headers are those of the last request."""
+    decision, status = decided.decision, decided.status
+    if expected.code is not None and decision.code is not expected.code:
+        yield Difference("expect", expected.code.name, decision.code.name)
+    if expected.statuses is not None:
+        codes = tuple(each.code for each in decision.statuses)
+        if codes != expected.statuses:
+            yield Difference("statuses", _names(expected.statuses), _names(codes))
+    if expected.rule is not None:
+        rule = decided.rule
+        names = {rule.path, *rule.names} if rule else {"none"}
+        if expected.rule not in names:
+            yield Difference("rule", expected.rule, rule.path if rule else "none")
+    if not last:
+        return
+    limit = status.limit if status else None
+    remaining = status.remaining if status and limit else None
+    yield from _number("limit", expected.limit, limit.requests_per_unit if limit else None)
+    yield from _number("remaining", expected.remaining, remaining)
+    reset_us = status.reset_us if status else None
+    yield from _seconds("reset", expected.reset_us, reset_us)
+    over = decision.code is Code.OVER_LIMIT
+    yield from _seconds("retry_after", expected.retry_after_us, reset_us if over else None)
+    if expected.headers is not None:
+        sent = {each.key.lower(): each.value for each in decision.response_headers}
+        for name, value in expected.headers.items():
+            got = sent.get(name.lower(), "none")
+            if got != value:
+                yield Difference(f"headers.{name}", value, got)
+
+
+def _names(codes: Iterable[Code]) -> str:
+    return f"[{', '.join(code.name for code in codes)}]"
+
+
+def _number(key: str, expected: int | None, got: int | None) -> Iterator[Difference]:
+    if expected is not None and got != expected:
+        yield Difference(key, str(expected), "none" if got is None else str(got))
+
+
+def _seconds(key: str, expected_us: int | None, got_us: int | None) -> Iterator[Difference]:
+    """Compares waits as callers are told them: in whole seconds, rounded up."""
+    if expected_us is None:
+        return
+    got = None if got_us is None else whole_seconds(got_us) * SECOND_US
+    if got != expected_us:
+        yield Difference(
+            key, duration_text(expected_us), "none" if got is None else duration_text(got)
+        )
+
+
+def _why(step: CaseStep, decided: Decided) -> str:
+    """What the reader should look at: the rules that the request met."""
+    met = [
+        f"rule {rule.path} at {rule.source}" if rule else "no rule"
+        for rule in dict.fromkeys(decided.rules)
+    ]
+    return f"it met {' and '.join(met)} of domain {step.request.domain}"

@@ -1,0 +1,166 @@
+"""Decisions at times that the caller chooses: rules, limiter and memory store without a network.
+
+What must not live here: what is expected of a decision (`cases`, `trial`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ratelimit_service.errors import PolicyError
+from ratelimit_service.limiter import (
+    LEASE_BYTES,
+    Plan,
+    Planner,
+    PlanTemplate,
+    answer,
+    unasked,
+)
+from ratelimit_service.model import Code, CounterSpec, Decision, Entry, Hit, Request, Status
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.memory_counter import MemoryCounter
+
+__all__ = ["Decided", "World"]
+
+_MAX_COUNTERS = 1_000_000
+
+
+class Decided(NamedTuple):
+    """A decision, and of the descriptors the one that it hangs on.
+
+    If any is over, that is the one with the longest wait; else the one with the fewest hits left.
+    `rules` are those that the descriptors met, in their order; None for one that met none.
+    """
+
+    decision: Decision
+    rules: tuple[Rule | None, ...]
+    deciding: int
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that the decision hangs on."""
+        return self.rules[self.deciding] if self.rules else None
+
+    @property
+    def status(self) -> Status | None:
+        """What callers are told of the descriptor that the decision hangs on."""
+        statuses = self.decision.statuses
+        return statuses[self.deciding] if statuses else None
+
+
+class World:
+    """Counters of its own, all empty, and a time that only moves when it is told to."""
+
+    def __init__(
+        self, snapshot: Snapshot, settings: Settings, max_counters: int = _MAX_COUNTERS
+    ) -> None:
+        """The rules that hold, and the settings that say how to decide and answer."""
+        self._snapshot = snapshot
+        self._settings = settings
+        self._planner = Planner(settings)
+        self._now_us = 0
+        self._leases = 0
+        self._stats = Stats()
+        health = Health(logging.DEBUG)  # what happens in a simulation is not for the log
+        self._store = MemoryStore(max_counters, self._stats, health, self._clock)
+        self._found: list[Settled] = []
+        self._take = self._found.extend
+
+    @property
+    def lost(self) -> int:
+        """How many counters that still counted had to make room for others."""
+        return self._stats.evictions["live"]
+
+    def plan(self, request: Request, at_us: int) -> list[Plan]:
+        """What each descriptor needs. It may be charged many times (`charge`), while `phase` stays.
+
+        `at_us` is the moment, in microseconds since the Unix epoch.
+        """
+        return self._planner.plan(request, at_moment(self._snapshot, at_us))
+
+    def template(
+        self, domain: str, entries: Sequence[Entry], addend: int, at_us: int
+    ) -> PlanTemplate | None:
+        """As `plan` of a request that has one descriptor, for all values of the last entry.
+
+        None if they are not all alike.
+        """
+        snapshot = at_moment(self._snapshot, at_us)
+        found = snapshot.domains.get(domain)
+        if found is None:
+            return None
+        return self._planner.template(found, entries, addend, snapshot)
+
+    def phase(self, at_us: int) -> int:
+        """A number that is another one when other rules hold, since some depend on the time."""
+        return at_moment(self._snapshot, at_us).number
+
+    def charge(self, hits: Sequence[Hit], at_us: int) -> Settled:
+        """Settles one request at that moment, in microseconds since the Unix epoch."""
+        self._now_us = at_us
+        self._store.charge((hits,), self._take)
+        return self._found.pop()
+
+    def charge_alone(
+        self, key: bytes, spec: CounterSpec, addend: int, at_us: int, held: MemoryCounter | None
+    ) -> int:
+        """As `charge` of a request that is one hit: what `MemoryStore` says of it."""
+        return self._store.charge_alone(key, spec, addend, at_us, held)
+
+    def counter(self, key: bytes) -> MemoryCounter | None:
+        """The counter of a key, for `charge_alone`."""
+        return self._store.counter(key)
+
+    def leased(self, plans: Sequence[Plan]) -> tuple[list[Hit], bytes]:
+        """The hits of a request, those that take leases with an id, and that id."""
+        self._leases += 1
+        lease = self._leases.to_bytes(LEASE_BYTES, "big")
+        hits = [
+            hit._replace(lease=lease) if planned.rule.leasing and not hit.refund else hit
+            for planned in plans
+            for hit in planned.hits
+        ]
+        return hits, lease
+
+    def decide(self, request: Request, at_us: int) -> Decided:
+        """Decides and counts a request at that moment, in microseconds since the Unix epoch.
+
+        Raises PolicyError if its rules never loaded and the failure policy is `error`.
+        """
+        plans = self.plan(request, at_us)
+        hits, lease = self.leased(plans)
+        settled = self.charge(hits, at_us) if hits else unasked(plans)
+        if settled.verdict is Verdict.FAILED:
+            raise PolicyError(
+                "the rules of this domain have never loaded, and the failure policy is `error`"
+            )
+        outcomes = iter(settled.outcomes)
+        each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
+        decision = answer(request, plans, each, settled, self._settings, lease)
+        return _decided(decision, plans)
+
+    def _clock(self) -> int:
+        return self._now_us
+
+
+def _decided(decision: Decision, plans: Sequence[Plan]) -> Decided:
+    rules = tuple(planned.declared for planned in plans)
+    deciding = max(
+        range(len(plans)), key=lambda index: _weight(decision.statuses[index]), default=0
+    )
+    return Decided(decision, rules, deciding)
+
+
+def _weight(status: Status) -> tuple[bool, bool, int]:
+    """The descriptor with the largest is the one that a decision hangs on."""
+    over = status.code is Code.OVER_LIMIT
+    return over, status.limit is not None, (status.reset_us or 0) if over else -status.remaining

@@ -1,0 +1,99 @@
+"""A client and a service with turns, without sockets, on a clock of the test.
+
+Callers wait for a hundred seconds, so that it does not matter if the machine stands still a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ratelimit_service import wire
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
+from ratelimit_service.grpc.h2.frames import PREFACE, FrameType
+from ratelimit_service.grpc.h2.overload import Overload
+from ratelimit_service.grpc.h2.protocol import Http2Protocol
+from ratelimit_service.grpc.health import HealthService
+from ratelimit_service.model import Request
+from ratelimit_service.observability.health import Health
+from tests.grpc.ends import Wire, held_back
+from tests.grpc.h2_client import Client
+from tests.grpc.taken_turns import take_turn
+from tests.service.asking import Asking, descriptor
+
+ENVOYS_US = 20_000
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: minute, requests_per_unit: 2}}
+"""
+
+
+async def rounds() -> None:
+    """The event loop reads, and does what is due, until all has come of what was begun."""
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+class Ends:
+    """A client and a service, and how long bytes have waited between them.
+
+    The client's calls have been late for long.
+    """
+
+    def __init__(self, asking: Asking) -> None:
+        self.health, self.stats = Health(), asking.stats
+        self.service, self.tally = asking.service, asking.tally
+        self.overload = Overload(self.stats, self.health)
+        self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
+        self.turns, self.memory = held_back(), Memory()
+        self.connect()
+
+    def connect(self) -> None:
+        """Begins a connection; one that there was is left as it is."""
+        self.wire = Wire()
+        self.protocol = Http2Protocol(
+            self.calls, METHODS, self.turns, Http2Protocol.forget, self.memory
+        )
+        self.protocol.connection_made(self.wire)
+        self.protocol.backlog.late_us = elapsed_us()  # late for as long as callers wait, until now
+        self.client = Client()
+        self.receive(PREFACE + frames.settings({}) + Client.ack())
+
+    def receive(self, data: bytes, waited_us: int = 0) -> list[int]:
+        """Bytes come that have waited; returns the types of the frames that are said then."""
+        self.wire.kinds()
+        self.protocol.data_received(data)
+        inbox = self.protocol._inbox.chunks
+        inbox[0] = (elapsed_us() - waited_us, inbox[0][1])
+        self.turn()
+        return self.wire.kinds()
+
+    def call(self, *, waited_us: int = 0, timeout: str = "100S") -> bool:
+        """Makes a call that has waited; says if it is answered."""
+        return FrameType.DATA in self.receive(self.frames(timeout), waited_us)
+
+    def frames(self, timeout: str) -> bytes:
+        """A call of a caller that waits for so long."""
+        request = Request("edge", (descriptor("user=a"),))
+        data = self.client.headers([("grpc-timeout", timeout)])
+        return data + self.client.data(wire.encode_request(request))
+
+    def turn(self) -> None:
+        """Handles all that has come."""
+        while self.turns._waiting:
+            take_turn(self.turns)
+
+    def settle(self) -> None:
+        """Makes calls until header blocks depend on nothing, and the request is remembered."""
+        self.call()
+        self.client.encoder.header_table_size = 0
+        self.receive(Client.ack())
+        for _ in range(6):
+            self.call()
+        self.calls.look()
+        self.stats.take()
+        self.tally("user").take()

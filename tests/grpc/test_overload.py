@@ -1,0 +1,337 @@
+"""Calls that there is no time for: how long one is counted, and what decides the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service import wire
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.grpc.h2.overload import PATIENCE_US, Backlog, Fate, Overload
+from ratelimit_service.grpc.h2.server import H2Server
+from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.service.at_hand import AtHand, Ready
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import AT_ONCE, DROPPED, NEVER, Done, Outcomes, Wanted, always, judge
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis import RedisStore
+from tests.grpc.served_ends import ENVOYS_US, RULES, Ends
+from tests.servers.redis import RedisServer
+from tests.service.asking import Asking, Away, Heard, Timed, descriptor
+from tests.stores.cases import hearing, hit
+from tests.stores.redis_store import started
+
+
+def late_for_long() -> Backlog:
+    """One whose calls have been late for as long as callers wait, until just now."""
+    backlog = Backlog()
+    backlog.late_us = elapsed_us()
+    return backlog
+
+
+@pytest.mark.parametrize("timeout_us", [0, 1, 7])
+def test_callers_that_do_not_wait_at_all(timeout_us: int) -> None:
+    """A client whose callers wait for nothing, as they say, is visited like any other."""
+    backlog = late_for_long()
+    now_us = elapsed_us()
+    fate = backlog.fate(now_us, 4_000, timeout_us)
+    chosen, fresh_bytes = backlog.chosen(now_us, 8_000, 4_000, 8_192, None)
+
+    assert fate is Fate.REFUSED
+    assert (chosen, fresh_bytes) == (False, 0)
+    assert backlog.rest_us(8_000, 4_000, late=True) <= 8_000
+
+
+def test_calls_are_counted_until_they_have_waited_for_long() -> None:
+    """In the first fifth of its caller's patience a call is counted, later it is not."""
+    now_us, backlog = elapsed_us(), late_for_long()
+
+    assert backlog.fate(now_us, 0, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(now_us, 4_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(now_us, 4_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(now_us, 15_000, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(now_us, 15_001, ENVOYS_US) is Fate.REFUSED
+
+
+def test_a_burst_is_counted_as_long_as_it_is_answered_in_time() -> None:
+    """For as long as a caller waits, calls are counted that have waited for half of that.
+
+    After that there is an overload, until no call has been late for as long.
+    """
+    backlog = Backlog()
+
+    assert backlog.fate(0, 4_001, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(9_000, 10_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(9_000, 10_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(19_999, 10_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(20_000, 4_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(30_000, 4_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(40_000, 4_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(60_001, 4_001, ENVOYS_US) is Fate.COUNTED
+
+
+def test_callers_that_wait_longer_are_counted_for_longer() -> None:
+    """Patience is each caller's own."""
+    now_us, backlog = elapsed_us(), late_for_long()
+
+    assert backlog.fate(now_us, 100_000, 1_000_000) is Fate.COUNTED
+    assert backlog.fate(now_us, 200_001, 1_000_000) is Fate.HURRIED
+
+
+def test_callers_that_say_nothing_are_always_answered() -> None:
+    """Who gives no time is taken to wait fifteen milliseconds for a count, and for ever else."""
+    now_us, backlog = elapsed_us(), late_for_long()
+
+    assert backlog.fate(now_us, PATIENCE_US // 5, None) is Fate.COUNTED
+    assert backlog.fate(now_us, PATIENCE_US // 5 + 1, None) is Fate.HURRIED
+    assert backlog.fate(now_us, 60_000_000, None) is Fate.HURRIED
+
+
+def test_only_some_are_decided_by_policy() -> None:
+    """For sixteen calls that are counted one may be decided by policy, and a burst of some more."""
+    overload = Overload(Stats(), Health())
+    hurried = 0
+    while overload.may_hurry:
+        overload.hurried(1)
+        hurried += 1
+
+    overload.counted(16)
+    assert hurried == 500
+    assert overload.may_hurry
+    overload.hurried(1)
+    assert not overload.may_hurry
+
+
+async def test_a_count_is_waited_for_as_long_as_an_answer_can_still_be_in_time(
+    tmp_path: Path,
+) -> None:
+    """A fifth of the caller's time is left for the answer."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+
+    before = elapsed_us()
+    assert ends.call(timeout="20S")
+    after = elapsed_us()
+
+    assert before + 16_000_000 <= store.deadlines_us[-1] <= after + 16_000_000
+
+
+async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Path) -> None:
+    """A store gets no time for such a call, or none at all; fresh calls are counted again."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.settle()
+    store.deadlines_us.clear()
+
+    assert ends.call()
+    assert ends.call(waited_us=50_000_000)
+    assert not ends.call(waited_us=80_000_000)
+    assert ends.call()
+
+    assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True, False, True]
+    ends.calls.look()
+    assert ends.stats.overloaded == {"hurried": 1, "refused": 1}
+    assert list(ends.health.faults) == ["overloaded"]
+
+
+async def test_a_burst_is_no_overload(tmp_path: Path) -> None:
+    """Calls that came together are all counted if they can be answered in time; the next are not.
+
+    So it is in memory and in a store that is waited for, and nobody hears of an overload.
+    """
+    for store in (Timed(), MemoryStore(100, Stats(), Health())):
+        ends = Ends(Asking(tmp_path, RULES, store=store))
+        ends.settle()
+        ends.protocol.backlog.late_us = Backlog().late_us
+
+        assert all(ends.call(waited_us=40_000_000) for _ in range(20))
+        ends.calls.look()
+        assert not ends.stats.overloaded
+        assert not ends.health.faults
+
+        ends.protocol.backlog.late_since_us -= 100_000_000
+        ends.call(waited_us=40_000_000)
+        ends.calls.look()
+        assert ends.stats.overloaded.total() == 1
+
+
+async def test_answers_at_hand_are_those_of_the_policy(tmp_path: Path) -> None:
+    """A request that comes again while there is no time gets the same answer, and is tallied."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    ends.call(waited_us=50_000_000)
+
+    answered = [ends.call(waited_us=50_000_000) for _ in range(100)]
+
+    assert answered == [True] * 100
+    store = ends.service._store
+    assert isinstance(store, Timed)
+    assert len(store.deadlines_us) < 50  # nearly all were answered without being planned
+    ends.calls.look()
+    assert ends.stats.overloaded == {"hurried": 101}
+    assert ends.stats.policy_decisions == {"open": 101}
+    assert ends.stats.decisions == {"ok": 101}
+    assert ends.tally("user").take() == [101, 0, 0, 0, 0, 0, 0, 101]
+
+
+async def test_what_was_never_asked_is_not_planned_without_time(tmp_path: Path) -> None:
+    """Where all policies are `open` it is allowed; where one is not, the policies are looked up."""
+    asking = Asking(tmp_path, RULES, store=Timed())
+    closed = RULES.replace("edge", "shut").replace(
+        "per_unit: 2", "per_unit: 2, failure_policy: closed"
+    )
+    (tmp_path / "closed.yaml").write_text(closed)
+    asking.rules.load()
+    request = Request("edge", (descriptor("user=new"), descriptor("other=1")))
+    bodies = [wire.encode_request(each) for each in (request, request._replace(domain="shut"))]
+
+    open_, shut = await asking.service.decide(bodies, AT_ONCE)
+
+    assert isinstance(open_, bytes)
+    assert isinstance(shut, bytes)
+    assert [status.code for status in wire.decode_decision(open_).statuses] == [Code.OK] * 2
+    decided = wire.decode_decision(shut)
+    assert [status.code for status in decided.statuses] == [Code.OVER_LIMIT, Code.OK]
+    assert decided.code is Code.OVER_LIMIT
+    assert asking.stats.policy_decisions == {"open": 2, "closed": 1}
+
+
+def test_answers_are_at_hand_for_a_moment_only() -> None:
+    """Then it is asked again who is over a limit."""
+    at_hand = AtHand(Stats())
+    at_hand.answers(1_000_000)
+
+    at_hand.put(b"request", Ready(b"answer", (), DROPPED))
+
+    assert list(at_hand.answers(1_049_999)) == [b"request"]
+    assert list(at_hand.answers(1_050_000)) == []
+
+
+async def test_who_is_over_is_denied_at_hand_too(tmp_path: Path) -> None:
+    """A caller that the local cache knows is denied in haste, and tallied, as it is with time."""
+    over = Over()
+    ends = Ends(Asking(tmp_path, RULES, store=LocalCache(over, 1 << 20, Stats())))
+    ends.settle()
+    ends.call(waited_us=50_000_000)
+
+    answered = [ends.call(waited_us=50_000_000) for _ in range(20)]
+
+    assert answered == [True] * 20
+    ends.calls.look()
+    assert ends.stats.decisions == {"over_limit": 21}
+    assert ends.tally("user").take() == [21, 21, 0, 0, 0, 0, 0, 0]
+
+
+async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -> None:
+    """Beside callers without time one that has time is counted."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.settle()
+    ends.call(waited_us=50_000_000)
+    store.deadlines_us.clear()
+
+    assert ends.call(waited_us=50_000_000, timeout="10000S")
+
+    assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True]
+
+
+async def test_who_waits_for_next_to_nothing_shows_no_overload(tmp_path: Path) -> None:
+    """A caller without time is refused; if its call has come just now, that is not our doing."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+
+    assert not ends.call(timeout="1n", waited_us=300)
+    ends.calls.look()
+
+    assert ends.stats.overloaded == {"refused": 1}
+    assert not ends.health.faults
+
+
+async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> None:
+    """Health speaks of it for a few seconds more."""
+    ends = Ends(Asking(tmp_path, RULES))
+    ends.call(waited_us=80_000_000)
+
+    ends.overload.look()
+    assert list(ends.health.faults) == ["overloaded"]
+    ends.overload._noted_us -= 6_000_000
+    ends.overload.look()
+
+    assert ends.health.faults == {}
+
+
+def minutely(policy: FailurePolicy, key: str = "a") -> Hit:
+    return hit(key=key, limit=5)._replace(policy=policy)
+
+
+async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -> None:
+    """What there is no time for is decided by policy, also `local`, and blames no server."""
+    stats, health = Stats(), Health()
+    store = RedisStore(own_redis.url, 10_000_000, stats, health)
+    await started(store)
+    answers: list[list[Outcomes]] = []
+
+    store.charge([[minutely(FailurePolicy.OPEN)]] * 9, hearing(answers.append), deadline_us=AT_ONCE)
+    store.charge([[minutely(FailurePolicy.LOCAL)]], hearing(answers.append), deadline_us=AT_ONCE)
+
+    assert answers[0] == [[None]] * 9
+    ((local,),) = answers[1]
+    assert local is not None
+    assert local.local
+    assert stats.store_errors == {"overloaded": 10}
+    assert health.faults == {}
+    await store.close()
+
+
+async def test_who_is_known_to_be_over_is_denied_all_the_same() -> None:
+    """A key in the local cache is denied whether or not there is time for the store."""
+    over, answers = Over(), list[list[Outcomes]]()
+    cache = LocalCache(over, 1 << 20, Stats())
+    cache.charge([[minutely(FailurePolicy.OPEN)]], hearing(answers.append))
+
+    cache.charge(
+        [[minutely(FailurePolicy.OPEN)], [minutely(FailurePolicy.OPEN, "b")]],
+        hearing(answers.append),
+        deadline_us=AT_ONCE,
+    )
+
+    (denied,), (other,) = answers[1]
+    assert denied is not None
+    assert denied.over
+    assert other is None
+
+
+class Over(Away):
+    """A store in which everything is over its limit, if it is given time."""
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+        rank: int = 0,
+    ) -> None:
+        over = Outcome(True, 0, 60_000_000, 0) if deadline_us > AT_ONCE else None
+        done([judge(hits, [over] * len(hits)) for hits in requests])
+
+
+async def test_answers_at_hand_are_counted_at_the_end(tmp_path: Path) -> None:
+    """What was answered at hand just before the server stops is counted and told as well."""
+    closed = Settings(failure_policy=FailurePolicy.CLOSED)
+    asking = Asking(tmp_path, RULES, store=Away(), settings=closed)
+    server = H2Server("127.0.0.1:0", asking.service, Health(), stats=asking.stats)
+    await server.start()
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    heard = Heard(asking.service)
+    await asking.service.decide([body], AT_ONCE)
+    asking.service.at_hand.answers(0)[body].times += 7
+    await server.stop(0)
+
+    assert [each.times for each in heard] == [1, 7]
+    assert asking.stats.overloaded["hurried"] == 7

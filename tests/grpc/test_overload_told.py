@@ -1,0 +1,125 @@
+"""Calls that there is no time for are told to who listens and who traces, as far as time allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ratelimit_service.errors import StatusCode
+from ratelimit_service.grpc.h2.overload import LOOKS
+from ratelimit_service.runtime.decision_feed import DecisionFeed
+from ratelimit_service.runtime.decision_packets import decisions_in
+from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Refusal, Traced
+from ratelimit_service.settings import Settings
+from tests.grpc.served_ends import RULES, Ends
+from tests.service.asking import Asking, Heard, Timed
+
+ID = b"x-request-id"
+
+
+class Keeping:
+    """Wants every call, and keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.heard: list[tuple[CallOrigin, DecisionRecord]] = []
+
+    def choose(self, callers: Sequence[CallOrigin]) -> Sequence[Traced]:
+        return [Traced(place, each) for place, each in enumerate(callers)]
+
+    def decided(self, traced: Traced, record: DecisionRecord) -> None:
+        assert isinstance(traced.parent, CallOrigin)
+        self.heard.append((traced.parent, record))
+
+
+def ends_of(tmp_path: Path) -> Ends:
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    ends.protocol.connection.peer = "10.0.0.7"
+    return ends
+
+
+async def test_refused_calls_are_told(tmp_path: Path) -> None:
+    """Who listens hears of a refused call what was asked, who asked, and that it was refused."""
+    ends = ends_of(tmp_path)
+    heard = Heard(ends.service)
+    ends.service.telling.tracer = tracer = Keeping()
+
+    assert not ends.call(waited_us=80_000_000)
+    ends.calls.look()
+
+    (told,) = heard
+    assert isinstance(told.answer, Refusal)
+    assert told.answer.code is StatusCode.RESOURCE_EXHAUSTED
+    assert (told.by, told.denied) == (DecidedBy.NOTHING, True)
+    assert told.caller is not None
+    assert told.caller.peer == "10.0.0.7"
+    assert b"user" in told.body
+    ((origin, record),) = tracer.heard
+    assert (origin.peer, record.answer) == ("10.0.0.7", told.answer)
+
+
+async def test_answers_at_hand_have_spans(tmp_path: Path) -> None:
+    """A call that gets an answer that is at hand becomes a span with its own parent."""
+    ends = ends_of(tmp_path)
+    ends.service.telling.tracer = tracer = Keeping()
+    ends.call(waited_us=50_000_000)
+    tracer.heard.clear()
+    answered = [ends.call(waited_us=50_000_000) for _ in range(9)]
+    ends.calls.look()
+
+    assert answered == [True] * 9
+    assert [record.by for _, record in tracer.heard] == [DecidedBy.POLICY] * 9
+    assert {origin.peer for origin, _ in tracer.heard} == {"10.0.0.7"}
+
+
+async def test_headers_of_refused_calls_are_read(tmp_path: Path) -> None:
+    """Each refused call is told with the headers that it came with."""
+    ends = ends_of(tmp_path)
+    heard = Heard(ends.service)
+    for number in range(3):
+        extra = [("grpc-timeout", "100S"), ("x-request-id", f"call-{number}")]
+        data = ends.client.headers(extra) + ends.client.data(b"no request")
+        ends.receive(data, waited_us=80_000_000)
+    ends.calls.look()
+
+    origins = [each.caller for each in heard]
+    assert [dict(each.headers) for each in origins if each is not None] == [
+        {ID: f"call-{number}".encode()} for number in range(3)
+    ]
+
+
+async def test_only_so_many_are_told_and_the_others_are_counted(tmp_path: Path) -> None:
+    """In a second some calls are told at most; the decision log counts the others as dropped."""
+    ends = ends_of(tmp_path)
+    sent: list[int] = []
+
+    def send(packet: bytes) -> bool:
+        sent.append(decisions_in(packet))
+        return True
+
+    feed = DecisionFeed.attach(Settings(decision_log="x"), ends.service, ends.stats, send)
+    for _ in range(LOOKS + 50):
+        assert not ends.call(waited_us=80_000_000)
+    ends.calls.look()
+    feed.flush()
+
+    assert sum(sent) == LOOKS
+    assert ends.stats.decision_log == {"dropped_overload": 50}
+    assert not ends.call(waited_us=80_000_000)
+    ends.calls.look()
+    feed.flush()
+    assert sum(sent) == LOOKS + 1
+
+
+async def test_nobody_listens(tmp_path: Path) -> None:
+    """Where nobody listens nothing is kept of refused calls, nor of answers at hand."""
+    ends = ends_of(tmp_path)
+    ends.call(waited_us=50_000_000)
+    ends.call(waited_us=50_000_000)
+    ends.call(waited_us=80_000_000)
+
+    assert ends.calls._haste.turned_away == []
+    answers = ends.calls._haste.answers.values()
+    assert [each.origins for each in answers] == [[]]
+    assert ends.calls._haste.looks == LOOKS

@@ -1,0 +1,164 @@
+"""The console: its page as it is sent, and as a real browser shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimit_service.http import feed
+from ratelimit_service.http.console import console_files
+from ratelimit_service.model import Code
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import ShardState
+from tests.http.conftest import AdminSite, StartSite
+from tests.servers.chromium import Chromium
+from tests.servers.process import PATIENCE_SECONDS
+
+EVIL = "<img src=x onerror=alert(1)>"
+TYPED = EVIL.replace("=", "\\=")
+TOKEN = "w" * 16
+RING = "redis+ring://10.0.0.7:6379,10.0.0.8:6379,10.0.0.9:6379/0"
+SHARDS = [
+    [EVIL, "connected in 1 of 2 processes", "open in 1 of 2 processes", "250 µs", "2", "5", "3"],
+    ["main", "connected", "closed", "900 µs", "0", "0", "3"],
+]
+NEWER = "!document.querySelector('#newer').hidden"
+PLOTS = """(dispatchEvent(new Event("resize")),
+    [...document.querySelectorAll("svg.chart")].map(
+        (svg) => svg.viewBox.baseVal.width - svg.clientWidth))"""
+"""How much wider plots are than their places, just after the window has another size. They must be
+as wide, so that text keeps its size."""
+
+CELLS = """[...document.querySelectorAll("#shard-rows tr")].map((row) =>
+    [...row.children].map((cell) => cell.firstChild.textContent))"""
+
+
+async def test_page_may_do_nothing_else(admin: AdminSite) -> None:
+    """Page and scripts come from the listener alone, and run nothing that is not a file of it."""
+    page = await admin.ask("/")
+    policy = page.headers["content-security-policy"]
+    places = re.findall(r'(?:src|href)="(?!#)([^"]*)"', page.text)
+    answers = [await admin.ask(place) for place in places]
+
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert all(word in policy for word in ("frame-ancestors 'none'", "base-uri 'none'"))
+    assert [each.status for each in answers] == [200] * len(places)
+    assert not re.search(r"<script[^>]*>[^<]|<style|\bstyle=|\bon\w+=", page.text)
+
+
+def test_scripts_write_text_only() -> None:
+    """No script makes markup of text, runs text, or asks another host."""
+    scripts = {path: file for path, file in console_files().items() if path.endswith(".js")}
+    assert len(scripts) > 5
+
+    for path, file in scripts.items():
+        text = file.content.decode()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write", text), path
+        assert not re.search(r"\beval\b|\bFunction\(|setTimeout\(\s*[\"'`]", text), path
+        assert re.findall(r"https?://[^\"]*", text) in ([], ["http://www.w3.org/2000/svg"]), path
+
+
+@pytest.fixture
+async def chromium(tmp_path: Path) -> AsyncIterator[Chromium]:
+    browser = await asyncio.to_thread(Chromium, tmp_path, local=True)
+    yield browser
+    await asyncio.to_thread(browser.close)
+
+
+async def shown(chromium: Chromium, script: str, ready: Callable[[Any], object] = bool) -> Any:
+    """What a script finds in the page, once that is what is waited for."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while True:
+        found = await asyncio.to_thread(chromium.run, script)
+        if ready(found):
+            return found
+        assert asyncio.get_running_loop().time() < deadline, (script, found, chromium.faults)
+
+
+def text_of(selector: str) -> str:
+    return f"document.querySelector({selector!r})?.innerText ?? ''"
+
+
+async def goes_on(chromium: Chromium, site: AdminSite, start_site: StartSite) -> None:
+    """Ends a service; the page says so, and goes on with the next one at the same place."""
+    await site.listener.close()
+    await shown(chromium, text_of("#state"), lambda found: found == "no answer, trying again")
+    again = await start_site(site.operating.settings, at=f"127.0.0.1:{site.port}")
+    again.version = "2"
+    await shown(chromium, text_of("#state"), lambda found: found == "serving")
+    await shown(chromium, NEWER)
+    while "user=after" not in await shown(chromium, text_of("#denial-list li")):
+        await again.asking.ask("user=after")  # those of before its stream was there are not told
+
+
+async def test_in_chromium(
+    start_site: StartSite, tmp_path: Path, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page asks for a token, shows what happens, with values as text, and explains.
+
+    On a phone nothing is wider than the screen. All can be done by keyboard. When the service goes
+    the page says so, and goes on with the next one.
+    """
+    monkeypatch.setattr(feed, "_SECONDS", 0.5)
+    tokens = tmp_path / "tokens"
+    await asyncio.to_thread(tokens.write_text, f"write {TOKEN} alice\n")
+    site = await start_site(Settings(admin_token_file=str(tokens), store=RING))
+    site.shards += [
+        ShardState(EVIL, "shard", EVIL, False, 250, 2, 1, 3),
+        ShardState(EVIL, "shard", "", True, None, 0, 4, 3),
+        ShardState("main", "server, by Sentinel", "10.0.0.7:6379", False, 900, 0, 0, 3),
+    ]
+    await asyncio.to_thread(chromium.visit, f"{site.url}/")
+
+    await shown(chromium, "document.activeElement.id", lambda found: found == "token")
+    await asyncio.to_thread(chromium.type, f"{TOKEN}\r")
+    await shown(chromium, text_of("#rule-rows"), lambda found: "2 per day" in found)
+    await shown(chromium, text_of("#ok"), lambda found: found == "0")
+    for _ in range(3):
+        await site.asking.ask(f"user={EVIL}")
+    denial = await shown(chromium, text_of("#denial-list li"))
+    await asyncio.to_thread(chromium.run, "document.querySelector('#explain-domain').focus()")
+    await asyncio.to_thread(chromium.type, "edge\tuser=bob\r")
+    explained = await shown(chromium, text_of("#explanation"), lambda found: "2 per day" in found)
+    await asyncio.to_thread(chromium.run, "document.querySelector('#override-domain').focus()")
+    await asyncio.to_thread(chromium.type, f"edge\tuser={EVIL}\t2h\twhy not\r")
+    banned = await shown(chromium, text_of("#override-rows"))
+    note = await asyncio.to_thread(chromium.run, text_of("#override-note"))
+    after = await site.asking.ask(f"user={EVIL}")
+    # Rows that come above would move it away from a mouse.
+    await asyncio.to_thread(chromium.run, "document.querySelector('#override-rows button').focus()")
+    await asyncio.to_thread(chromium.type, "\r")
+    await shown(chromium, text_of("#override-rows"), lambda found: not found)
+    callers = await shown(chromium, text_of("#caller-rows"))
+    shards = await shown(chromium, CELLS)
+    store = await asyncio.to_thread(chromium.run, text_of("#store"))
+    newer = await asyncio.to_thread(chromium.run, NEWER)
+    images = await asyncio.to_thread(chromium.run, "document.images.length")
+    who = await asyncio.to_thread(chromium.run, text_of("#who"))
+    await asyncio.to_thread(chromium.resize, 360, 800, dark=True)
+    turned = await asyncio.to_thread(chromium.run, PLOTS)
+    await goes_on(chromium, site, start_site)
+    width = await asyncio.to_thread(chromium.run, "document.documentElement.scrollWidth")
+
+    assert f"edge user={EVIL}" in denial
+    assert "2 per day are used up; rule user" in denial
+    assert re.search(r"; \d+ (h|min|s)( \d+ (min|s))? to wait", denial)
+    assert "user=bob: the key alone matches" in explained
+    assert f"user={TYPED}" in banned
+    assert all(word in banned for word in ("ban", "why not", "alice"))
+    assert "in force" in note
+    assert after.code is Code.OVER_LIMIT
+    assert site.asking.stats.override_decisions["ban"] == 1
+    assert f"user={TYPED}" in callers
+    assert (shards, store) == (SHARDS, RING)
+    assert (images, who, newer) == (0, "alice", False)
+    assert (width <= 360, turned) == (True, [0, 0])
+    expected = ("401", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE")
+    assert [each for each in chromium.faults if not any(one in each for one in expected)] == []

@@ -1,0 +1,136 @@
+"""The admin listener: what it is beside its routes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.errors import StoreError, TransportError
+from ratelimit_service.runtime.admin_port import AdminPort, check_admin_free
+from ratelimit_service.service.questions import About, Deciding, Question, QuestionError
+from ratelimit_service.service.questions.registry import QUESTIONS
+from ratelimit_service.settings import ADMIN_ADDRESS_BY_DEFAULT, Settings
+from ratelimit_service.settings.environment import from_environment
+from ratelimit_service.settings.translation import from_reference
+from tests.http.conftest import AdminSite
+
+
+async def test_tells_of_processes_health_and_rules(admin: AdminSite) -> None:
+    """It answers what was asked of the process, of what decides there, and of the rules."""
+    admin.asking.health.degrade("store", "Redis is away")
+
+    processes = await admin.told("/processes")
+    health = await admin.told("/health")
+    rules = await admin.ask("/rlconfig")
+
+    assert isinstance(processes, dict)
+    assert processes["supervisor"] == {"pid": 7, "version": "1", "workers": []}
+    assert [each["counters"] for each in processes["deciding"]] == [0]
+    assert health == {"serving": True, "phase": "serving", "faults": {"store": "Redis is away"}}
+    assert rules.text.startswith("edge.user: ")
+
+
+async def test_says_what_is_here(admin: AdminSite) -> None:
+    """A path that is not there is 404, with those that are."""
+    answer = await admin.ask("/nowhere")
+
+    assert answer.status == 404
+    said = json.loads(answer.text)
+    assert said["error"] == "/nowhere is not here"
+    assert any(line.startswith("GET /health: ") for line in said["here"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (QuestionError("write DOMAIN"), 400, "write DOMAIN"),
+        (StoreError("Redis is away"), 503, "Redis is away"),
+        (ZeroDivisionError("secret"), 500, "a fault of the service: see its log"),
+    ],
+)
+async def test_questions_that_fail(
+    admin: AdminSite, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, said: str
+) -> None:
+    """A question without an answer is an error that says why; faults of ours go to the log."""
+
+    async def fails(_: Deciding, __: About) -> object:
+        raise error
+
+    monkeypatch.setitem(QUESTIONS, "process", Question("process", fails))
+
+    answer = await admin.ask("/processes")
+
+    assert (answer.status, json.loads(answer.text)) == (status, {"error": said})
+
+
+async def test_names_of_others(admin: AdminSite) -> None:
+    """A page that turned a name of its own to this address (DNS rebinding) is told nothing."""
+    answer = await admin.ask("/health", Host="evil.example:8082")
+
+    assert (answer.status, "--admin-hosts" in answer.text) == (421, True)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Envoy-Internal", "X-Real-IP", "Via"],
+)
+async def test_callers_behind_a_proxy_are_not_local(admin: AdminSite, header: str) -> None:
+    """Who comes through a proxy on this machine could be anybody, and is let in by a token only."""
+    answer = await admin.ask("/health", **{header: "192.0.2.1"})
+
+    assert (answer.status, "--admin-token-file" in answer.text) == (403, True)
+
+
+async def test_default_that_is_taken(
+    admin: AdminSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the default is taken the log says so, and nothing is open; what was asked for must be."""
+    taken = f"127.0.0.1:{admin.port}"
+    monkeypatch.setattr("ratelimit_service.runtime.admin_port.ADMIN_ADDRESS_BY_DEFAULT", taken)
+    port = AdminPort(admin.operating)
+    check_admin_free(admin.operating.settings)
+
+    with caplog.at_level(logging.WARNING):
+        async with port.running():
+            assert port.told == ""
+
+    assert "the service runs without an admin listener: cannot open the admin port" in caplog.text
+    with pytest.raises(TransportError, match="choose another with --admin HOST:PORT"):
+        check_admin_free(Settings(admin=taken))
+
+
+async def test_unix_socket(admin: AdminSite, tmp_path: Path) -> None:
+    """A Unix socket is for its user only, whatever the umask, and no file is left of it."""
+    path = tmp_path / "admin.sock"
+    port = AdminPort(replace(admin.operating, settings=Settings(admin=f"unix:{path}")))
+
+    before = os.umask(0)
+    try:
+        async with port.running():
+            assert port.told == f"unix:{path}, for callers on this machine"
+            assert path.stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)
+
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, "default"),
+        ({"DEBUG_HOST": "0.0.0.0", "DEBUG_PORT": "6070"}, "default"),
+        ({"RATELIMIT_ADMIN": "none"}, ""),
+        ({"RATELIMIT_ADMIN": "unix:/run/a"}, "unix:/run/a"),
+    ],
+)
+def test_where_it_is(environment: dict[str, str], address: str) -> None:
+    """It is on the loopback interface unless its own setting says otherwise."""
+    assert "admin" not in from_reference(environment)
+    assert from_environment(environment, "admin").admin == address
+    assert ADMIN_ADDRESS_BY_DEFAULT == "127.0.0.1:8082"

@@ -1,0 +1,643 @@
+"""What is told of a change of rules, held against rules and counters that callers really meet."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cache
+from itertools import count, product
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimit_service.limiter import Planner
+from ratelimit_service.model import Descriptor, Entry, Request
+from ratelimit_service.observability.stats import Tallies
+from ratelimit_service.rule_lab.comparison import Change, ChangeKind, compare
+from ratelimit_service.rules.build import Version, build
+from ratelimit_service.rules.match import match
+from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.settings import Settings
+
+File = dict[str, Any]
+
+ADDED, REMOVED = ChangeKind.ADDED, ChangeKind.REMOVED
+TIGHTENED, LOOSENED = ChangeKind.TIGHTENED, ChangeKind.LOOSENED
+CHANGED, CALLERS = ChangeKind.CHANGED, ChangeKind.CALLERS
+
+_LIMITS = [
+    {"unit": "second", "requests_per_unit": 5},
+    {"unit": "second", "requests_per_unit": 9},
+    {"unit": "minute", "requests_per_unit": 5},
+    {"unit": "minute", "requests_per_unit": 5, "algorithm": "sliding_window"},
+    {"unit": "minute", "requests_per_unit": 5, "algorithm": "sliding_window", "buckets": 6},
+    {"unit": "minute", "requests_per_unit": 5, "algorithm": "token_bucket", "burst": 7},
+    {"unit": "day", "requests_per_unit": 5, "per": "calendar"},
+    {"unit": "minute", "requests_per_unit": 5, "anchor": "first_hit", "soft": "20%"},
+    {"unit": "minute", "requests_per_unit": 5, "when": {"days": "thu"}},  # as on 1970-01-01
+    {"unit": "minute", "requests_per_unit": 5, "when": {"to": "23:00"}},
+    {"unit": "hour", "requests_per_unit": 5, "pool": "p", "reserve": "20%"},
+    {"unit": "hour", "requests_per_unit": 5},
+]
+_KEYS = ("k", "m")
+_VALUES = ("a", "b", "ab", "aab", "b*", "a*", "*a", "a*b", "*")
+_ASKED = ("a", "b", "ab", "ba", "aab", "abb", "aaa", "z", "a*", "*", "")
+
+
+def _limits() -> st.SearchStrategy[File]:
+    one = st.sampled_from(_LIMITS)
+    return st.one_of(
+        st.just({}),
+        st.just({"rate_limit": {"unlimited": True}}),
+        st.fixed_dictionaries({"rate_limit": one}),
+        st.fixed_dictionaries(
+            {
+                "rate_limits": st.lists(
+                    st.sampled_from(_LIMITS[1:]), min_size=1, max_size=3, unique_by=str
+                )
+            }
+        ),
+    )
+
+
+@st.composite
+def _level(draw: st.DrawFn, depth: int) -> list[File]:
+    nodes = []
+    places = st.tuples(st.sampled_from(_KEYS), st.sampled_from([*_VALUES, None]))
+    for key, value in draw(st.lists(places, max_size=4, unique=True)):
+        node: File = {"key": key, **draw(_limits())}
+        if value is not None:
+            node["value"] = value
+            if "*" in value and draw(st.booleans()):
+                node["share_threshold"] = True
+            if draw(st.sampled_from([False, False, True])):
+                node["valid_until"] = "2027-01-31T18:00Z"
+        if depth and draw(st.booleans()):
+            node["descriptors"] = draw(_level(depth - 1))
+        nodes.append(node)
+    return nodes
+
+
+@st.composite
+def files(draw: st.DrawFn) -> File:
+    """A rule file of one domain."""
+    shard_by: File = draw(st.sampled_from([{}, {}, {"shard_by": ["k"]}, {"shard_by": "domain"}]))
+    return {"domain": "d", **shard_by, "descriptors": draw(_level(1))}
+
+
+def domains(*texts: str) -> Mapping[str, Domain]:
+    """The domains of rule files without problems."""
+    versions = [Version(f"{at}.yaml", text.encode(), None) for at, text in enumerate(texts)]
+    built = build(versions, Tallies, strict=True)
+    assert not built.conflicts
+    assert not [
+        each for file in built.files for each in file.problems if each.fatal(strict=True)
+    ], built.files
+    return built.domains
+
+
+def of(*parts: File) -> Mapping[str, Domain]:
+    return domains(*map(json.dumps, parts))
+
+
+@cache
+def requests() -> list[tuple[Entry, ...]]:
+    """Every descriptor of up to two entries."""
+    entries = [Entry(key, value) for key in _KEYS for value in _ASKED]
+    fewer = [Entry(key, value) for key in _KEYS for value in ("a", "ab", "b", "z")]
+    return [(entry,) for entry in entries] + list(product(fewer, fewer))
+
+
+PLANNER = Planner(Settings())
+NUMBERS = count(1)
+
+
+def met(tree: Mapping[str, Domain], entries: Sequence[Entry]) -> str | None:
+    rule = match(tree["d"], entries).rule
+    return rule.path if rule else None
+
+
+def keys(tree: Mapping[str, Domain], entries: Sequence[Entry]) -> set[bytes]:
+    """The keys that the limiter would really charge."""
+    request = Request("d", (Descriptor(tuple(entries)),))
+    (plan,) = PLANNER.plan(request, Snapshot(next(NUMBERS), tree))
+    return {hit.key for hit in plan.hits}
+
+
+def reordered(nodes: list[File], draw: st.DataObject) -> list[File]:
+    """The same nodes in another order, but for patterns of one key among themselves."""
+    mixed = list(draw.draw(st.permutations(nodes)))
+    for key in _KEYS:
+        places = [at for at, node in enumerate(mixed) if _is_pattern(node, key)]
+        patterns = [node for node in nodes if _is_pattern(node, key)]
+        for at, node in zip(places, patterns, strict=True):
+            mixed[at] = node
+    return [
+        node | {"descriptors": reordered(node["descriptors"], draw)}
+        if "descriptors" in node
+        else node
+        for node in mixed
+    ]
+
+
+def _is_pattern(node: File, key: str) -> bool:
+    return node["key"] == key and "*" in node.get("value", "")
+
+
+@settings(max_examples=30)
+@given(files(), st.data())
+def test_the_same_in_other_words(file: File, data: st.DataObject) -> None:
+    """Rules that are written in another form, order, or in two files are no change."""
+    nodes = reordered(file["descriptors"], data)
+    cut = data.draw(st.integers(0, len(nodes)))
+    head = {name: file[name] for name in file if name != "descriptors"}
+    block = yaml.safe_dump({"descriptors": nodes[:cut], **head}, sort_keys=data.draw(st.booleans()))
+    flow = "# what else\n\n" + yaml.safe_dump(
+        {"domain": "d", "descriptors": nodes[cut:]}, default_flow_style=True, width=30
+    )
+
+    assert compare(of(file), domains(block, flow)) == []
+    assert compare(domains(block, flow), of(file)) == []
+
+
+@settings(max_examples=25)
+@given(files(), files())
+def test_callers_who_meet_another_rule(old: File, new: File) -> None:
+    """Whoever meets another rule is told of, by this move or as of a rule that came or went.
+
+    And every example that is given meets the rules that it is said to meet.
+    """
+    before, after = of(old), of(new)
+    changes = compare(before, after)
+    moves = {
+        (each.old.path if each.old else None, each.new.path if each.new else None)
+        for change in changes
+        for each in change.callers
+    }
+    come = {change.path for change in changes if change.kind is ADDED}
+    gone = {change.path for change in changes if change.kind is REMOVED}
+
+    for entries in requests():
+        pair = met(before, entries), met(after, entries)
+        if pair[0] != pair[1]:
+            assert pair in moves or pair[0] in gone or pair[1] in come, entries
+    for change in changes:
+        for each in change.callers:
+            assert met(before, each.example) == (each.old.path if each.old else None)
+            assert met(after, each.example) == (each.new.path if each.new else None)
+            one, other = keys(before, each.example), keys(after, each.example)
+            assert each.anew == (bool(one and other) and not one & other)
+
+
+@settings(max_examples=40)
+@given(files(), files())
+def test_counters_that_start_anew(old: File, new: File) -> None:
+    """Counters of a rule that stays start anew just where this is told, with the reason."""
+    before, after = of(old), of(new)
+    changes = compare(before, after)
+    told = {change.path: change for change in changes if change.kind is not CALLERS}
+    moved = "".join(told[""].anew).partition(": ")[2].split(", ") if "" in told else []
+
+    for entries in requests():
+        path = met(before, entries)
+        if path is None or path != met(after, entries):
+            continue
+        one, other = keys(before, entries), keys(after, entries)
+        anew = len(one & other) < min(len(one), len(other))
+        here = path in told and bool(told[path].anew)
+        assert anew == (here or path in moved), (path, changes)
+
+
+_BASE = {
+    "domain": "d",
+    "descriptors": [
+        {"key": "k", "rate_limit": {"unit": "minute", "requests_per_unit": 10, "name": "n"}},
+        {
+            "key": "k",
+            "value": "a*",
+            "share_threshold": True,
+            "rate_limit": {
+                "unit": "second",
+                "requests_per_unit": 5,
+                "burst": 9,
+                "algorithm": "token_bucket",
+            },
+        },
+        {
+            "key": "k",
+            "value": "*b",
+            "rate_limit": {"unit": "hour", "requests_per_unit": 7, "name": "other"},
+        },
+        {
+            "key": "m",
+            "value": "x",
+            "rate_limits": [
+                {"unit": "second", "requests_per_unit": 1},
+                {"unit": "day", "requests_per_unit": 9},
+            ],
+            "descriptors": [{"key": "m", "rate_limit": {"unlimited": True}}],
+        },
+    ],
+}
+
+
+def mutated(path: str, value: object) -> File:
+    """The base with one thing changed; None takes a key away."""
+    file: Any = deepcopy(_BASE)
+    *way, last = path.split(".")
+    at = file
+    for step in way:
+        at = at[int(step)] if step.isdigit() else at[step]
+    if value is None:
+        del at[int(last) if last.isdigit() else last]
+    elif last == "+":
+        at.append(value)
+    else:
+        at[last] = value
+    return dict(file)
+
+
+_K = "descriptors.0.rate_limit"
+_A = "descriptors.1.rate_limit"
+_LIST = "descriptors.3.rate_limits"
+_MONDAYS = "{days: [mon], from: 00:00, to: 24:00, time_zone: UTC}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "old", "new", "anew"),
+    [
+        (f"{_K}.requests_per_unit", 4, TIGHTENED, "10 per minute", "4 per minute", ""),
+        (f"{_K}.requests_per_unit", 40, LOOSENED, "10 per minute", "40 per minute", ""),
+        (f"{_K}.unit", "hour", TIGHTENED, "10 per minute", "10 per hour",
+         "the window is 1 hour, not 1 minute"),
+        (f"{_K}.unit_multiplier", 2, TIGHTENED, "10 per minute", "10 per 2 minutes",
+         "the window is 2 minutes, not 1 minute"),
+        (f"{_K}.algorithm", "sliding_log", CHANGED, "10 per minute", "10 per minute, sliding_log",
+         "hits are counted by sliding_log, not by fixed_window"),
+        (f"{_K}.anchor", "first_hit", CHANGED, "10 per minute", "10 per minute, from the first hit",
+         "anchor is first_hit, not clock"),
+        (f"{_K}.soft", "50%", LOOSENED, "10 per minute",
+         "10 per minute, 5 more with a warning", ""),
+        (f"{_K}.count_denied", True, TIGHTENED, "10 per minute",
+         "10 per minute, denied hits count", ""),
+        (f"{_K}.name", "mine", CHANGED, "name n", "name mine", ""),
+        (f"{_K}.failure_policy", "closed", CHANGED, "", "failure_policy closed", ""),
+        (f"{_K}.replaces", [{"name": "other"}], CHANGED, "", "replaces other", ""),
+        (_K, {"unlimited": True}, LOOSENED, "10 per minute", "unlimited", ""),
+        (f"{_LIST}.1.per", "calendar", CHANGED, "9 per day",
+         "9 per day, by the calendar of UTC", "per is calendar, not none"),
+        (f"{_K}.group", {"ipv6": 64}, CHANGED, "10 per minute",
+         "10 per minute, addresses grouped by {ipv6: 64}",
+         "it counts addresses grouped by {ipv6: 64}, not each address by itself"),
+        ("descriptors.0.group", {"ipv6": 64}, CHANGED, "", "k grouped by {ipv6: 64}",
+         "addresses are grouped otherwise"),
+        (f"{_K}.when", {"days": "mon"}, LOOSENED, "10 per minute",
+         f"10 per minute, only when {_MONDAYS}", f"it holds when {_MONDAYS}, not always"),
+        (f"{_K}.pool", "p", TIGHTENED, "10 per minute", "10 per minute, of pool p",
+         "it counts pool p, not each caller by itself"),
+        ("descriptors.0.valid_until", "2027-01-31T18:00+01:00", CHANGED, "",
+         "k valid until 2027-01-31T17:00Z", ""),
+        ("descriptors.0.shadow_mode", True, LOOSENED, "enforced", "shadow: denies nobody", ""),
+        ("descriptors.0.quota_mode", True, LOOSENED, "denies alone",
+         "quota: denies only with all other quotas", ""),
+        ("descriptors.0.metadata", {"a": 1}, CHANGED, "", 'metadata {"a": 1.0}', ""),
+        ("descriptors.0.on_limit", "enqueue", CHANGED, "", "on_limit enqueue", ""),
+        ("descriptors.0.detailed_metric", True, CHANGED, "", "metrics by k", ""),
+        ("descriptors.0.value_to_metric", True, CHANGED, "", "metrics by k", ""),
+        (f"{_A}.burst", 8, TIGHTENED, "5 per second, token_bucket, burst 9",
+         "5 per second, token_bucket, burst 8", ""),
+        (f"{_A}.requests_per_unit", 6, LOOSENED, "5 per second, token_bucket, burst 9",
+         "6 per second, token_bucket, burst 9", ""),
+        (_A, {"unit": "second", "requests_per_unit": 9, "algorithm": "token_bucket", "burst": 5},
+         CHANGED, "5 per second, token_bucket, burst 9", "9 per second, token_bucket, burst 5", ""),
+        (f"{_A}.refill", "stepped", CHANGED, "5 per second, token_bucket, burst 9",
+         "5 per second, token_bucket, burst 9, refilled at once",
+         "refill is stepped, not continuous"),
+        ("descriptors.1.share_threshold", None, LOOSENED, "one counter for all values of k",
+         "a counter for each value", "each value of k has a counter of its own now"),
+        ("descriptors.2.share_threshold", True, TIGHTENED, "a counter for each value",
+         "one counter for all values of k", "all values of k share one counter now"),
+        (f"{_LIST}.1", None, LOOSENED, "9 per day", "", ""),
+        (f"{_LIST}.+", {"unit": "week", "requests_per_unit": 20}, TIGHTENED, "", "20 per week", ""),
+        (f"{_LIST}.1.unit", "week", TIGHTENED, "9 per day", "9 per week",
+         "the window is 1 week, not 1 day"),
+        ("descriptors.3.descriptors.0.rate_limit", {"unit": "day", "requests_per_unit": 1},
+         TIGHTENED, "unlimited", "1 per day", ""),
+    ],
+)  # fmt: skip
+def test_one_thing_changed(
+    path: str, value: object, kind: ChangeKind, old: str, new: str, anew: str
+) -> None:
+    """Each thing that a rule says is told when it changes, with both sides, and nothing else."""
+    (change,) = compare(of(_BASE), of(mutated(path, value)))
+
+    assert change.kind is kind
+    assert [(each.kind, each.old, each.new) for each in change.details] == [(kind, old, new)]
+    assert change.anew == ((anew,) if anew else ())
+
+
+@pytest.mark.parametrize("key", ["shadow_mode", "quota_mode", "on_limit"])
+def test_modes_of_what_denies_nobody(key: str) -> None:
+    """A mode means nothing where there is no limit, and something as soon as there is one."""
+    mode = {key: "enqueue" if key == "on_limit" else True}
+    unlimited = {"key": "k", "rate_limit": {"unlimited": True}}
+    limited = {"key": "k", "rate_limit": {"unit": "day", "requests_per_unit": 5}, **mode}
+    plain, with_mode, new = (
+        of({"domain": "d", "descriptors": [each]})
+        for each in (unlimited, unlimited | mode, limited)
+    )
+
+    assert compare(plain, with_mode) == compare(with_mode, plain) == []
+    (change,) = compare(plain, new)
+    assert len(change.details) == 2
+    assert compare(with_mode, new)[0].details == change.details
+
+
+def _of_limit(**limit: object) -> Mapping[str, Domain]:
+    limit = {"unit": "minute", "requests_per_unit": 10, **limit}
+    return of({"domain": "d", "descriptors": [{"key": "k", "rate_limit": limit}]})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "anew"),
+    [
+        ({"pool": "p"}, {"pool": "p", "reserve": "20%"}, TIGHTENED, False),
+        ({"pool": "p"}, {"pool": "q", "reserve": "20%"}, CHANGED, True),
+        ({"when": {"days": "mon"}}, {"when": {"days": "tue"}, "requests_per_unit": 9}, CHANGED,
+         True),
+        ({"when": {"days": "mon"}, "requests_per_unit": 11}, {}, TIGHTENED, True),
+        ({"when": {"days": "mon"}}, {"requests_per_unit": 11}, CHANGED, True),
+    ],
+)  # fmt: skip
+def test_times_and_pools(old: File, new: File, kind: ChangeKind, anew: bool) -> None:
+    """Other times and another pool are neither tighter nor looser, and count anew."""
+    (change,) = compare(_of_limit(**old), _of_limit(**new))
+
+    assert (change.kind, bool(change.anew)) == (kind, anew)
+
+
+END_MINUTE = 30_023_640
+"""2027-01-31 at 18:00 UTC."""
+
+
+def _without_what_ends(nodes: Sequence[File]) -> list[File]:
+    return [
+        node | {"descriptors": _without_what_ends(node.get("descriptors", []))}
+        for node in nodes
+        if "valid_until" not in node
+    ]
+
+
+@settings(max_examples=30)
+@given(files())
+def test_what_has_ended_is_not_there(file: File) -> None:
+    """To take out what has ended is no change, nor is to bring it."""
+    without = file | {"descriptors": _without_what_ends(file["descriptors"])}
+
+    assert compare(of(file), of(without), END_MINUTE) == []
+    assert compare(of(without), of(file), END_MINUTE) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "before", "after"),
+    [
+        (None, [REMOVED], []),
+        ({"rate_limit": {"unit": "day", "requests_per_unit": 9}}, [LOOSENED], []),
+        ({"valid_until": "2026-01-31T18:00Z"}, [REMOVED], []),
+        ({"valid_until": "2028-01-31T18:00Z"}, [CHANGED], [ADDED]),
+    ],
+)
+def test_what_ends(own: File | None, before: list[ChangeKind], after: list[ChangeKind]) -> None:
+    """A descriptor that ends is there until its minute, and then no more."""
+    limit = {"unit": "day", "requests_per_unit": 5}
+    every = {"key": "k", "rate_limit": limit}
+    ends = every | {"value": "a", "valid_until": "2027-01-31T18:00Z"}
+    old = of({"domain": "d", "descriptors": [every, ends]})
+    new = of({"domain": "d", "descriptors": [every, *([] if own is None else [ends | own])]})
+
+    assert [change.kind for change in compare(old, new, END_MINUTE - 1)] == before
+    changes = compare(old, new, END_MINUTE)
+    assert [change.kind for change in changes] == after
+    assert [len(change.callers) for change in changes] == [1] * len(after)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "others", "said"),
+    [
+        ({}, {"valid_until": "2030-01-31T18:00Z"}, True, ["k=a"]),
+        ({"valid_until": "2030-01-31T18:00Z"}, {}, True, ["k=a"]),
+        ({"valid_until": "2030-01-31T18:00Z"}, {"valid_until": "2029-01-31T18:00Z"}, True, ["k=a"]),
+        ({"valid_until": "2030-01-31T18:00Z"}, {"valid_until": "2030-01-31T19:00+01:00"}, True, []),
+        ({}, {"valid_until": "2030-01-31T18:00Z"}, False, []),
+    ],
+)
+def test_exceptions_that_end(old: File, new: File, others: bool, said: list[str]) -> None:
+    """The end of one without a rule is told, if its callers meet a rule from then on."""
+    every = {"key": "k" if others else "m", "rate_limit": {"unit": "day", "requests_per_unit": 5}}
+    before, after = (
+        of({"domain": "d", "descriptors": [every, {"key": "k", "value": "a", **each}]})
+        for each in (old, new)
+    )
+
+    changes = compare(before, after)
+
+    assert told(changes) == [("changed", path, []) for path in said]
+    for change in changes:
+        (detail,) = change.details
+        assert "valid until" in detail.old + detail.new
+
+
+def test_networks_that_come() -> None:
+    """Callers of one network that meet a rule of their own are told, by an address in it."""
+    limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
+    nodes: list[File] = [{"key": "k", **limit}]
+    own = {"key": "k", "value": "10.1.2.0/24", "group": {"ipv4": 24}}
+
+    (change,) = compare(
+        of({"domain": "d", "descriptors": nodes}), of({"domain": "d", "descriptors": [*nodes, own]})
+    )
+
+    assert told([change]) == [("callers", "k", ["10.1.2.0: k -> None"])]
+
+
+_LIMITED: File = {"rate_limit": {"unit": "day", "requests_per_unit": 5}}
+_B: File = {"regex": ".*/b/c", **_LIMITED}
+_REGEX_B = 'k=regex(".\\u002a/b/c")'
+_REGEX: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
+    ([{"regex": "/health.*"}], [], ["/health1: None -> k"]),
+    ([], [{"regex": "[0-9]{3}-(a|b)"}], ["111-a: k -> None"]),
+    ([{"regex": "v(1|2)"}], [{"regex": "v(1|3)"}], ["v2: None -> k", "v3: k -> None"]),
+    ([{"regex": "/a.*"}, _B], [_B, {"regex": "/a.*"}], [f"/a/b/c: None -> {_REGEX_B}"]),
+    ([{"value": "/a*"}, _B], [_B, {"value": "/a*"}], [f"/a/b/c: None -> {_REGEX_B}"]),
+    ([{"regex": "/x/.*"}, _B], [_B, {"regex": "/x/.*"}], [f"/x//b/c: None -> {_REGEX_B}"]),
+    ([{"regex": "/x"}, _B], [_B, {"regex": "/x"}], []),
+    (
+        [{"cidr": "0.0.0.0/0"}, {"value": "10.*", **_LIMITED}],
+        [{"value": "10.*", **_LIMITED}],
+        ["0.0.0.0: None -> k", "10.0.0.1: None -> k=10.*"],
+    ),
+    (
+        [{"cidr": "::/0"}, {"regex": "2001:.*", **_LIMITED}],
+        [{"regex": "2001:.*", **_LIMITED}],
+        ['2001::1: None -> k=regex("2001:.\\u002a")', "::: None -> k"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "callers"), _REGEX)
+def test_regular_expressions(old: Sequence[File], new: Sequence[File], callers: list[str]) -> None:
+    """Their callers are told, too, by values that they take."""
+    limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
+    before, after = (
+        of(
+            {
+                "domain": "d",
+                "descriptors": [{"key": "k", **limit}, *({"key": "k", **each} for each in side)],
+            }
+        )
+        for side in (old, new)
+    )
+
+    found = [each for _, _, said in told(compare(before, after)) for each in said]
+    assert sorted(found) == callers
+
+
+_STAYS = "k=cidr(10.0.0.0/16,::/128)"
+_EXEMPT: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
+    (
+        [{"cidr": ["10.0.0.0/8", "192.168.0.0/16"]}],
+        [{"cidr": "10.0.0.0/8"}],
+        ["192.168.0.0: None -> k"],
+    ),
+    ([{"cidr": "10.0.0.0/8"}], [], ["10.1.0.0: None -> k"]),
+    ([{"cidr": "::/0"}], [], ["::1: None -> k"]),
+    ([], [{"cidr": "2001:db8::/32"}], ["2001:db8::: k -> None"]),
+    (
+        [{"value": "::1", "group": {"ipv4": 24}}],
+        [{"value": "::1"}],
+        ["0000:0000:0000:0000:0000:0000:0000:0001: None -> k"],
+    ),
+    (
+        [{"value": "10.1.0.7"}],
+        [{"value": "10.1.0.7", "group": {"ipv6": 64}}],
+        ["::ffff:10.1.0.7: k -> None"],
+    ),
+    (
+        [{"value": "*.0/24"}],
+        [{"value": "*.0/24", "group": {"ipv4": 24}}],
+        ["10.1.0.0: k -> None"],
+    ),
+    (
+        [{"regex": "198.*/24"}],
+        [{"regex": "198.*/24", "group": {"ipv4": 24}}],
+        ["198.51.100.7: k -> None"],
+    ),
+    ([{"value": "10.0.0.0/24", "group": {"ipv4": 24}}], [], [f"10.0.0.255: None -> {_STAYS}"]),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "callers"), _EXEMPT)
+def test_networks_without_a_rule(
+    old: Sequence[File], new: Sequence[File], callers: list[str]
+) -> None:
+    """Each network is looked at, also one whose first address goes to another descriptor."""
+    limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
+    stay: list[File] = [
+        {"key": "k", **limit},
+        {"key": "k", "cidr": ["10.0.0.0/16", "::/128"], **limit},
+        {"key": "k", "value": "10.0.0.0", **limit},
+    ]
+    before, after = (
+        of({"domain": "d", "descriptors": [*stay, *({"key": "k", **each} for each in side)]})
+        for side in (old, new)
+    )
+
+    assert [each for _, _, each in told(compare(before, after))] == [callers]
+
+
+def told(changes: Sequence[Change]) -> list[tuple[str, str, list[str]]]:
+    return [
+        (
+            change.kind,
+            change.path,
+            [
+                f"{each.example[-1].value}: {each.old.path if each.old else None} -> "
+                f"{each.new.path if each.new else None}"
+                for each in change.callers
+            ],
+        )
+        for change in changes
+    ]
+
+
+def test_rules_that_come_and_go() -> None:
+    """A rule that is new or gone is told with the rules that its callers met, or meet now."""
+    limit = {"rate_limit": {"unit": "second", "requests_per_unit": 1}}
+    more = mutated("descriptors.+", {"key": "k", "value": "me", **limit})
+
+    assert told(compare(of(_BASE), of(more))) == [("added", "k=me", ["me: k -> k=me"])]
+    assert told(compare(of(more), of(_BASE))) == [("removed", "k=me", ["me: k=me -> k"])]
+
+
+def test_order_that_matters() -> None:
+    """Order is told where callers meet another rule by it."""
+    nodes: Any = deepcopy(_BASE["descriptors"])
+    nodes[1], nodes[2] = nodes[2], nodes[1]
+
+    changes = compare(of(_BASE), of({"domain": "d", "descriptors": nodes}))
+
+    assert told(changes) == [("callers", "k=a*", ["anyb: k=a* -> k=*b"])]
+
+
+def test_exceptions() -> None:
+    """A node without a rule is told by the callers that are limited no more."""
+    changes = compare(of(_BASE), of(mutated("descriptors.+", {"key": "k", "value": "me"})))
+
+    assert told(changes) == [("callers", "k", ["me: k -> None"])]
+
+
+def test_domains_and_shards() -> None:
+    """Domains that come and go are told, and counters that are placed elsewhere."""
+    changes = compare(of(_BASE), of({**_BASE, "shard_by": "domain"}))
+    assert [(each.kind, each.path, each.details[0].new) for each in changes] == [
+        (CHANGED, "", "shard_by domain")
+    ]
+    assert "k, k=*b, k=a*, m=x" in changes[0].anew[0]
+
+    kinds = [(each.kind, each.path) for each in compare({}, of(_BASE))]
+    assert kinds[0] == (ADDED, "")
+    assert {kind for kind, _ in kinds} == {ADDED}
+    assert len(kinds) == 6
+
+
+def test_many_rules_at_once() -> None:
+    """Twice as many rules that come and go are twice the work, not four times."""
+
+    def lists(shift: int, rules: int) -> Mapping[str, Domain]:
+        each = "- {{key: k, one_of: [v{}, v{}], rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
+        nodes = "".join(each.format(at, at + 1) for at in range(shift, shift + 2 * rules, 2))
+        return domains(f"domain: d\ndescriptors:\n{nodes}")
+
+    def lines(rules: int) -> int:
+        old, new = lists(0, rules), lists(1, rules)
+        seen = 0
+
+        def look(_frame: object, event: str, _about: object) -> Any:
+            nonlocal seen
+            seen += event == "line"
+            return look
+
+        sys.settrace(look)
+        try:
+            changes = compare(old, new)
+        finally:
+            sys.settrace(None)
+        assert len(changes) == 2 * rules
+        return seen
+
+    assert lines(200) < 2.2 * lines(100)
