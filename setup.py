@@ -1,11 +1,14 @@
-"""Builds the hot path as machine code (mypyc) where RATELIMIT_COMPILED is set; else nothing.
+"""What pyproject.toml cannot say: the hot path as machine code, and the README of the package.
 
-The same source runs either way: `make install-compiled`.
+The hot path is built by mypyc where RATELIMIT_COMPILED is set; else nothing is built. The same
+source runs either way: `make install-compiled`.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -65,4 +68,16 @@ def extensions() -> list[Extension]:
     return mypycify(paths, opt_level="3", strip_asserts=False)
 
 
-setup(ext_modules=extensions())
+def readme() -> str:
+    """README.md with absolute links: a package index has no other files of the repository."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    blob = f"{project['urls']['Source']}/blob/main"
+    text = Path("README.md").read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!https?:|#)", f"]({blob}/", text)
+
+
+setup(
+    ext_modules=extensions(),
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+)

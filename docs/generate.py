@@ -195,7 +195,6 @@ TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
 
 
 HAVE_SOURCE = (
-    "README.md",
     "pyproject.toml",
     "client/README.md",
     "client/pyproject.toml",
@@ -206,9 +205,15 @@ HAVE_SOURCE = (
 """The files that say where the project is on the network."""
 
 
+CLIENT_README = DOCS.parent / "client" / "README.md"
+
+
 def with_source(source: str) -> Iterator[tuple[Path, str]]:
-    """These files, with another address of the project. README tells the present one."""
-    (now,) = re.findall(r"\]\((\S+)/blob/main/LICENSE\)", (DOCS.parent / "README.md").read_text())
+    """These files, with another address of the project.
+
+    The client's README tells the present one.
+    """
+    (now,) = re.findall(r"\]\((\S+)/blob/main/docs/clients.md\)", CLIENT_README.read_text())
     for name in HAVE_SOURCE:
         path = DOCS.parent / name
         yield path, re.sub(rf"{re.escape(now)}(?![\w-])", lambda _: source, path.read_text())

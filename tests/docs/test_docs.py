@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -76,12 +77,24 @@ def test_links(document: Path) -> None:
         ], target
 
 
-def test_links_of_the_readme_are_absolute() -> None:
-    """Every link of the README leads to the repository: a package index has no other files."""
+def test_links_of_the_readme(tmp_path: Path) -> None:
+    """Links of the README are relative in a checkout, and absolute in the package's metadata."""
     targets = re.findall(r"\]\(([^)]+)\)", README.read_text())
 
+    build = [sys.executable, "-c", METADATA, str(tmp_path)]
+    made = subprocess.run(build, cwd=TOP, capture_output=True, text=True, check=True)
+    metadata = (tmp_path / made.stdout.split()[-1] / "METADATA").read_text()
+
     assert targets
-    assert [target for target in targets if not target.startswith(BLOB)] == []
+    assert not any("://" in target for target in targets)
+    assert [f"{BLOB}{target}" for target in targets] == re.findall(r"\]\(([^)]+)\)", metadata)
+
+
+METADATA = """
+import sys
+from setuptools.build_meta import prepare_metadata_for_build_wheel
+print(prepare_metadata_for_build_wheel(sys.argv[1]))
+"""
 
 
 def test_address_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
