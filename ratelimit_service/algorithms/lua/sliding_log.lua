@@ -1,6 +1,7 @@
 -- sliding_log: the same arithmetic as sliding_log.py; see there. A state is a string, or false
 -- for a new counter. No redis.call here.
 
+local all_of = table.unpack or unpack -- Lua 5.1, and those after it
 local MAX_BYTES = 65536
 local HEAD = 25
 local GROUP = 128
@@ -13,7 +14,7 @@ local function coded(number)
     table.insert(groups, 1, number % GROUP + GROUP)
     number = math.floor(number / GROUP)
   end
-  return string.char(number, unpack(groups))
+  return string.char(number, all_of(groups))
 end
 
 local function number_at(entries, at)

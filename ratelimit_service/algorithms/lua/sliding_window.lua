@@ -1,6 +1,7 @@
 -- sliding_window: the same arithmetic as sliding_window.py; see there. A state is a string, or
 -- false for a new counter. No redis.call here.
 
+local all_of = table.unpack or unpack -- Lua 5.1, and those after it
 local MAX_COUNT = 4294967295 -- 2^32 - 1
 local MAX_EXACT = 9007199254740992 -- 2^53
 local HEAD = 8
@@ -176,7 +177,7 @@ function parts.state(window)
   local size = most < 256 and 1 or most < 65536 and 2 or 4
   local head = struct.pack(">c1BI6", "s", size, window.number)
   if size == 1 and last <= 200 then
-    return head .. string.char(unpack(counts, 1, last))
+    return head .. string.char(all_of(counts, 1, last))
   end
   local packed, form = { head }, FORMS[size]
   for place = 1, last do

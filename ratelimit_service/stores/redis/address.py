@@ -42,6 +42,7 @@ _LOGIN = ("username", "password", "password_file")
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _CHECK_HOSTNAME = "ssl_check_hostname"
 _TLS = (*_TLS_FILES, _CHECK_HOSTNAME)
+_SLOTS = "slots"
 _SENTINEL = ("sentinel_username", "sentinel_password", "sentinel_password_file")
 
 
@@ -111,6 +112,8 @@ class Address:
     db: int = 0
     login: Login = Login()
     tls: RedisTLSFiles | None = None
+    slots: bool = False
+    """Whether it is known to enforce a cluster's slots, though it is asked as one server."""
 
     def __str__(self) -> str:
         endpoint = self.path or f"{self.host}:{self.port}"
@@ -229,13 +232,18 @@ class _Read:
 
 
 def _single(read: _Read) -> Ring:
-    read.check(("db",), _LOGIN, _TLS)
+    read.check(("db",), _LOGIN, _TLS, (_SLOTS,))
+    if read.options.get(_SLOTS, "yes") != "yes":
+        raise SettingsError(
+            f"store URL option {_SLOTS!r} can only be yes: without it the server is asked"
+        )
     if read.scheme != "rediss":
         for name in _TLS:
             if name in read.options:
                 raise SettingsError(f"store URL option {name!r} needs rediss://")
     ((host, port),) = read.endpoints(_PORT)
-    address = Address(host, port, "", read.database(), read.login(), read.tls())
+    slots = _SLOTS in read.options
+    address = Address(host, port, "", read.database(), read.login(), read.tls(), slots)
     return Ring((Member(f"{host}:{port}", address),))
 
 

@@ -93,7 +93,8 @@ class Batches:
         self._stats = stats
         self._damage = Damage(stats)
         self._key_prefix = key_prefix.encode()
-        self._slot = slot
+        self.slot = slot
+        """The slot of a request, where a script call settles requests of one slot only."""
         self._redirect = redirect
         self._bugs = Bugs()
         self._turns = shared_turns()
@@ -104,6 +105,8 @@ class Batches:
         self._heir: Callable[[Batch], None] | None = None
         """Takes batches without a deadline once the server has no counters any more."""
         self._sending = False
+        self._script = ("EVALSHA", SHA)
+        """How the script is called."""
         self._numbers = count(int.from_bytes(urandom(6), "big"))
         """The numbers of script calls; they start at random, so that processes differ."""
         self._in_flight = [0] * RANKS
@@ -267,7 +270,7 @@ class Batches:
 
     def _filling(self, below: int) -> Filling:
         """Nothing yet, of ranks below that."""
-        return Filling(elapsed_us(), below, self._slot, self._server.not_after, self._numbers)
+        return Filling(elapsed_us(), below, self.slot, self._server.not_after, self._numbers)
 
     def _next_calls(self, below: int) -> tuple[list[ScriptCall], int]:
         """Takes from the queue what fits into one call.
@@ -329,7 +332,7 @@ class Batches:
         connection: RedisConnection,
         calls: Sequence[ScriptCall],
         under_way: list[int],
-        script: tuple[str, str] = ("EVALSHA", SHA),
+        script: tuple[str, str] | None = None,
         *,
         asking: bool = False,
     ) -> None:
@@ -337,6 +340,7 @@ class Batches:
 
         `under_way` counts those without a reply; beside that stands their rank.
         """
+        script = script or self._script
         now, judge = (self._server.clock(), True) if self._server.clock else (now_us(), False)
         commands: list[Command] = []
         replied: list[Answered] = []
@@ -365,8 +369,7 @@ class Batches:
         asking: bool,
         reply: Reply,
     ) -> None:
-        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
-            # Redis has lost its scripts (SCRIPT FLUSH, a restart). EVAL brings this one back.
+        if isinstance(reply, hiredis.ReplyError) and self._wants_text(connection, reply):
             self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
         now_us = elapsed_us()
@@ -402,6 +405,25 @@ class Batches:
                 self._fail(batch, indexes, "internal")
         if not self._sending:
             self._send()
+
+    def _wants_text(self, connection: RedisConnection, error: hiredis.ReplyError) -> bool:
+        """Whether a script call is to be sent again, with the script itself instead of its name.
+
+        Redis may have lost its scripts (SCRIPT FLUSH, a restart); EVAL brings this one back. Or a
+        proxy, or the user's rights, refuse EVALSHA: then all later calls have the script as well.
+        """
+        text = str(error)
+        if text.startswith("NOSCRIPT"):
+            return True
+        if self._script[0] != "EVALSHA" or "evalsha" not in text.lower():
+            return False
+        self._script = ("EVAL", SCRIPT)
+        log.warning(
+            "Redis at %s refuses EVALSHA (%s): each call brings the script along, some 20 KB",
+            self._server.name,
+            connection.shown(error),
+        )
+        return True
 
     def _compare_paces(self, connection: RedisConnection) -> None:
         """Notes whether the server waits for this process, or the other way round."""
@@ -481,8 +503,9 @@ def _answer_one_by_one(
 def _ignore(_: Reply) -> None: ...
 
 
-_TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN")
-"""Errors after which a new connection is made: to whoever is master now, with a new password."""
+_TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN", "CROSSSLOT")
+"""Errors after which a new connection is made: to whoever is master now, with a new password.
+Each connection begins by asking whether the server enforces slots."""
 
 _NOTHING_DONE: Final[tuple[str, ...]] = (
     *_TO_BE_LEFT,

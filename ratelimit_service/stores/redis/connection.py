@@ -34,6 +34,8 @@ __all__ = [
     "RedisConnection",
     "Reply",
     "all_read",
+    "expect",
+    "is_refused",
     "open_connection",
 ]
 
@@ -315,7 +317,7 @@ async def open_connection(
     commands += greetings
     try:
         for command, future in [(command, connection.call(*command)) for command in commands]:
-            _expect(await future, command, address, connection)
+            expect(await future, command, address, connection)
         if greeted is not None:
             await greeted(connection)
     except BaseException:
@@ -342,7 +344,14 @@ async def _connected(address: Address, tls: ssl.SSLContext | None) -> RedisConne
     raise fault
 
 
-def _expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:
+def is_refused(error: Exception) -> bool:
+    """Whether a proxy does not have a command, or our user may not use it."""
+    text = str(error)
+    return text.startswith("NOPERM") or "unknown" in text or "not supported" in text
+
+
+def expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:
+    """Raises StoreError if the reply to a command is missing, an error, or no text."""
     if reply is None:
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
     if isinstance(reply, Exception) and not connection.password and _wants_password(reply):

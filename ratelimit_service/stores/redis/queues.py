@@ -24,12 +24,13 @@ _PUT: Final = """\
 -- KEYS: the stream, and the number of what was dropped. ARGV: the most items of the stream, how
 -- many were lost before, and for each item the number of its words, then these.
 -- Returns how many old items made room, and whether the stream was there before.
+local all_of = table.unpack or unpack
 local there = redis.call("EXISTS", KEYS[1])
 local before = redis.call("XLEN", KEYS[1])
 local place, added = 3, 0
 while place <= #ARGV do
   local words = tonumber(ARGV[place])
-  redis.call("XADD", KEYS[1], "MAXLEN", ARGV[1], "*", unpack(ARGV, place + 1, place + words))
+  redis.call("XADD", KEYS[1], "MAXLEN", ARGV[1], "*", all_of(ARGV, place + 1, place + words))
   place = place + words + 1
   added = added + 1
 end

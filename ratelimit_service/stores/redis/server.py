@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from ratelimit_service.errors import StoreError
@@ -25,6 +26,8 @@ from ratelimit_service.stores.redis.connection import (
     RedisConnection,
     Reply,
     all_read,
+    expect,
+    is_refused,
     open_connection,
 )
 from ratelimit_service.stores.redis.contexts import Contexts
@@ -79,6 +82,9 @@ class User(Protocol):
     def gone(self, reason: str) -> None:
         """The server cannot be asked any more: it is away, or sick."""
 
+    async def greet(self, connection: RedisConnection) -> None:
+        """Called on a new connection before it is used."""
+
     async def tend(self) -> None:
         """Called once a second while there is a connection, and when the server is well again."""
 
@@ -115,6 +121,8 @@ class Server:
         self._contexts = contexts
         self._user = user
         self.clock = clock
+        self._refused: set[str] = set()
+        """The commands that the server has refused for good."""
         self._bugs = Bugs()
         self._loop = asyncio.get_running_loop()
         self.connection: RedisConnection | None = None
@@ -286,10 +294,8 @@ class Server:
             try:
                 async with asyncio.timeout(_OPEN_SECONDS):
                     address = await find(self._address)
-                    load = "SCRIPT", "LOAD", SCRIPT
-                    connection = await open_connection(
-                        address, self._contexts, load, greeted=self._read_time
-                    )
+                    greet = partial(self._greet, address)
+                    connection = await open_connection(address, self._contexts, greeted=greet)
             except StoreError as error:
                 reason = str(error)
             except TimeoutError:
@@ -322,11 +328,35 @@ class Server:
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
             wait = min(2 * wait, longest)
 
-    async def _read_time(self, connection: RedisConnection) -> None:
-        """Learns the server's clock again, because this may be another server than before."""
+    async def _greet(self, address: Address, connection: RedisConnection) -> None:
+        """Brings the script, learns the clock, and lets the user ask. Raises StoreError.
+
+        What a proxy or the rights of our user refuse is done without.
+        """
+        # Nothing else is sent meanwhile: to a client without a password Redis replies, and resets.
+        loaded = await connection.call("SCRIPT", "LOAD", SCRIPT)
+        if not self._does_without(connection, "SCRIPT", loaded, "the first call brings the script"):
+            expect(loaded, ("SCRIPT",), address, connection)
+        self._ahead_us = None  # this may be another server than before
         sent_us = elapsed_us()
-        reply = await connection.call("TIME")
-        self._ahead_us = None
+        told = await connection.call("TIME")
+        if not self._does_without(connection, "TIME", told, "the first reply tells the time"):
+            self._learn_time(told, sent_us)
+        await self._user.greet(connection)
+
+    def _does_without(
+        self, connection: RedisConnection, command: str, reply: Reply, instead: str
+    ) -> bool:
+        """Whether the command is refused for good. Then the log says once what is `instead`."""
+        if not (isinstance(reply, Exception) and is_refused(reply)):
+            return False
+        if command not in self._refused:
+            self._refused.add(command)
+            shown = connection.shown(reply)
+            log.info("Redis at %s refuses %s (%s): %s", self._address, command, shown, instead)
+        return True
+
+    def _learn_time(self, reply: Reply, sent_us: int) -> None:
         try:
             seconds, micros = map(int, reply)  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:

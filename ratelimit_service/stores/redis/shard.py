@@ -9,6 +9,7 @@ request with several homes is settled (`cross_shard`), and which home a counter 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -18,16 +19,19 @@ from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, ShardState
+from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.batches import Batches
-from ratelimit_service.stores.redis.connection import Argument, Reply
+from ratelimit_service.stores.redis.connection import Argument, RedisConnection, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.debts import Debts
 from ratelimit_service.stores.redis.processes import PROCESSES, Process
 from ratelimit_service.stores.redis.server import Server
 
 __all__ = ["ClusterRouter", "Shard"]
+
+log = logging.getLogger(__name__)
 
 
 class ClusterRouter(Protocol):
@@ -41,6 +45,11 @@ class ClusterRouter(Protocol):
 
     def beat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed in this node."""
+
+
+def _slot_of_first(hits: Sequence[Hit]) -> int:
+    """The slot of a request whose counters are all in the same one."""
+    return slot_of(hits[0].key)
 
 
 class Shard:
@@ -85,6 +94,10 @@ class Shard:
             redirect = partial(router.redirected, self)
             self._batches = Batches(self._server, stats, key_prefix, router.slot, redirect)
         self._debts = Debts(self, str(address), stats)
+        self.by_slot = router is not None
+        """Whether the server lets a script call touch the keys of one slot only."""
+        if isinstance(address, Address) and address.slots:
+            self._count_by_slot()
         self.processes = 1
         """How many processes count in this server, this one included, as last known."""
 
@@ -199,6 +212,28 @@ class Shard:
         self._server.missed(read_us)
 
     # What the server tells those who use it.
+
+    async def greet(self, connection: RedisConnection) -> None:
+        """Finds out whether a server that is asked alone enforces a cluster's slots.
+
+        Managed Redis behind one address can do so. The question is a script with keys of two
+        slots, since proxies may well divide other commands. It touches nothing.
+        """
+        if self.by_slot:
+            return
+        keys = [f"{self._key_prefix}{{{number}}}slots" for number in range(2)]
+        reply = await connection.call("EVAL", "return 1", len(keys), *keys)
+        if isinstance(reply, Exception) and str(reply).startswith("CROSSSLOT"):
+            log.info(
+                "Redis at %s enforces cluster slots: counters of different slots are counted "
+                "apart, as in a cluster (?slots=yes in the store's URL says so from the start)",
+                self._server.name,
+            )
+            self._count_by_slot()
+
+    def _count_by_slot(self) -> None:
+        self.by_slot = True
+        self._batches.slot = _slot_of_first
 
     def well(self) -> None:
         """Sends what has waited for the server."""

@@ -270,7 +270,7 @@ class RedisStore:
             # The caller is to be answered at once, so this process is late and no server is.
             charge.give_up(self._find_all, self._only, "overloaded")
             return
-        if self._only is not None:
+        if self._only is not None and not self._only.by_slot:
             charge.start_whole(self._only)
         else:
             charge.start(self._find_all)

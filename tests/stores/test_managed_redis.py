@@ -1,0 +1,157 @@
+"""Redis as providers manage it: one address that enforces slots, and commands that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+
+import ratelimit_service
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.stores.redis.address import parse_store
+from tests.servers.cluster import SLOTS
+from tests.servers.process import PATIENCE_SECONDS, wait_until
+from tests.servers.redis import RedisServer
+from tests.stores.cases import YEAR, charged, hit
+from tests.stores.redis_store import Fixture, started
+
+
+def _take_all_slots(client: redis.Redis) -> None:
+    client.execute_command("CLUSTER", "ADDSLOTS", *range(SLOTS))  # type: ignore[no-untyped-call]
+
+
+def _is_whole(client: redis.Redis) -> bool:
+    return b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def slots_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """One address that has all slots and enforces them, as managed Redis behind a proxy does."""
+    server = RedisServer(tmp_path, "--cluster-enabled", "yes")
+    server.start()
+    with redis.Redis(port=server.port) as client:
+        _take_all_slots(client)
+        wait_until(partial(_is_whole, client), "the slots")
+    yield server
+    server.kill()
+
+
+async def _remaining(fixture: Fixture, users: int) -> list[int | None]:
+    """What remains of a counter that all share, after each of so many calls at once.
+
+    Each call also has a counter of its own, with a limit of one. None is a hit without an answer.
+    """
+    shared = hit(limit=1_000, key="all", window_us=YEAR)
+    requests = [
+        [shared, hit(limit=1, key=f"user {number}", window_us=YEAR)] for number in range(users)
+    ]
+    outcomes = await charged(fixture.store, requests)
+    return [first and first.remaining for first, _ in outcomes]
+
+
+@pytest.mark.parametrize("query", ["", "?slots=yes"])
+async def test_one_address_that_enforces_slots(slots_redis: RedisServer, query: str) -> None:
+    """Requests with counters in many slots are counted, whether the URL says so or not."""
+    fixture = Fixture(slots_redis.url + query)
+    await started(fixture.store)
+
+    remaining = await _remaining(fixture, 40)
+
+    assert sorted(each for each in remaining if each is not None) == list(range(960, 1_000))
+    assert not fixture.stats.store_errors.total()
+    assert not fixture.health.faults
+    await fixture.store.close()
+
+
+async def test_denied_requests_are_free_across_slots(slots_redis: RedisServer) -> None:
+    """A request that is denied in one slot gives back what it was charged in another."""
+    fixture = Fixture(slots_redis.url)
+    await started(fixture.store)
+    peek = hit(0, limit=1_000, key="all", window_us=YEAR)
+    await _remaining(fixture, 40)
+    assert None not in await _remaining(fixture, 40)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (left := await charged(fixture.store, [[peek]])) and left[0][0] is not None:
+            if left[0][0].remaining == 960:
+                break
+            await asyncio.sleep(0.01)
+
+    await fixture.store.close()
+    assert [outcome and outcome.remaining for (outcome,) in left] == [960]
+
+
+async def test_slots_are_told_once(
+    slots_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says once that a server enforces slots, and what to write to say so."""
+    caplog.set_level(logging.INFO)
+    fixture = Fixture(slots_redis.url)
+    await started(fixture.store)
+    with redis.Redis(port=slots_redis.port) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await fixture.until(lambda outcomes: outcomes[0] is not None)
+
+    said = [each.getMessage() for each in caplog.records if "slots" in each.getMessage()]
+    await fixture.store.close()
+    assert len(said) == 1
+    assert "?slots=yes" in said[0]
+
+
+def test_slots_are_yes_or_nothing() -> None:
+    """Any other value of the option is refused."""
+    with pytest.raises(SettingsError, match="'slots' can only be yes"):
+        parse_store("redis://localhost:6379/0?slots=maybe")
+
+
+@pytest.mark.parametrize(
+    ("rights", "told"),
+    [
+        pytest.param(["-script"], ["SCRIPT"], id="SCRIPT"),
+        pytest.param(["-evalsha"], ["EVALSHA"], id="EVALSHA"),
+        pytest.param(["-script", "-evalsha"], ["SCRIPT", "EVALSHA"], id="both"),
+        pytest.param(["-client", "-hello", "-info", "-config"], [], id="what nobody needs"),
+    ],
+)
+async def test_commands_that_are_refused(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture, rights: list[str], told: list[str]
+) -> None:
+    """What the rights of a user refuse is done without, and the log says so once."""
+    caplog.set_level(logging.INFO)
+    with redis.Redis(port=own_redis.port) as client:
+        client.execute_command("ACL", "SETUSER", "limits", "on", ">secret", "~*", "+@all", *rights)
+    fixture = Fixture(own_redis.url.replace("redis://", "redis://limits:secret@"))
+    await started(fixture.store)
+
+    remaining = [outcome.remaining for _ in range(5) for outcome in await fixture.hit() if outcome]
+    said = [each.getMessage() for each in caplog.records if "refuses" in each.getMessage()]
+
+    await fixture.store.close()
+    assert remaining == [999, 998, 997, 996, 995]
+    assert [any(f"refuses {word} " in line for line in said) for word in told] == [True] * len(told)
+    assert len(said) == len(told)
+    assert "secret" not in caplog.text
+
+
+ONLY_LUA_5_1 = re.compile(
+    r"(?<![.\w])(unpack|loadstring|setfenv|getfenv)\(|math\.(pow|mod)|table\.getn|string\.gfind"
+)
+
+
+def test_scripts_run_on_later_lua() -> None:
+    """No script calls what only Lua 5.1 has: some servers run Lua 5.4."""
+    package = Path(ratelimit_service.__file__).parent
+    texts = {
+        path: path.read_text()
+        for path in sorted(package.rglob("*"))
+        if path.suffix == ".lua" or (path.parent.name == "redis" and path.suffix == ".py")
+    }
+
+    assert len(texts) > 20
+    assert {path.name for path, text in texts.items() if ONLY_LUA_5_1.search(text)} == set()
