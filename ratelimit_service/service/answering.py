@@ -17,10 +17,11 @@ from ratelimit_service.model import FailurePolicy, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.faults import FAILED_REQUEST, Faults
+from ratelimit_service.service.giving_back import give_back
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.stores import Settled, Store, Verdict
 
 __all__ = ["Answering"]
 
@@ -46,9 +47,16 @@ class Answering:
     """Answers planned requests once their outcomes are known."""
 
     def __init__(
-        self, settings: Settings, stats: Stats, faults: Faults, rare_log: RareLog, clock: Clock
+        self,
+        settings: Settings,
+        store: Store,
+        stats: Stats,
+        faults: Faults,
+        rare_log: RareLog,
+        clock: Clock,
     ) -> None:
         self._clock = clock
+        self._store = store
         self._settings = settings
         self._stats = stats
         self._faults = faults
@@ -62,7 +70,8 @@ class Answering:
     ) -> list[Answer]:
         """Answers a batch and tallies it; what was answered without a plan stays so.
 
-        `callers` hear of each descriptor that is over or near its limit.
+        `callers` hear of each descriptor that is over or near its limit. A request that cannot be
+        answered is refused, and gets back what it was charged.
         """
         answers: list[Answer] = []
         within = 0
@@ -84,9 +93,14 @@ class Answering:
                     answers.append(self._answer(one, each, callers))
             except Exception as error:
                 answers.append(self._faults.request(error))
+                self.give_back(one, each)
         if within:
             self._stats.decisions["ok"] += within
         return answers
+
+    def give_back(self, asked: Asked, settled: Settled) -> None:
+        """Gives back what a request was charged that a fault of ours refuses."""
+        give_back(self._store, asked.hits, settled, self._faults.note)
 
     def _answer(self, asked: Asked, settled: Settled, callers: limiter.TopCallers | None) -> Answer:
         verdict = settled.verdict

@@ -15,7 +15,17 @@ from typing import Final
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Hit, Mode, Outcome
 from ratelimit_service.observability.bugs import Bugs
-from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Wanted, wanted_at
+from ratelimit_service.service.giving_back import give_back
+from ratelimit_service.stores import (
+    BROKEN,
+    Done,
+    Granted,
+    Settled,
+    Store,
+    Verdict,
+    Wanted,
+    wanted_at,
+)
 
 __all__ = ["Granting", "Wish"]
 
@@ -77,6 +87,10 @@ class Granting:
         while len(self._spent) > _MOST_SPENT:
             del self._spent[next(iter(self._spent))]
 
+    def give_back(self, hits: Sequence[Hit], settled: Settled) -> None:
+        """Gives back what was charged for a request that is broken all the same."""
+        give_back(self._store, hits, settled, self._bugs.note)
+
     def note(self, error: Exception) -> None:
         """Logs a fault of ours."""
         self._bugs.note("a grant could not be tried", error)
@@ -133,11 +147,13 @@ class _Charging:
             self._granting.note(ValueError(f"{asked} requests were asked, {len(found)} answered"))
             found = [BROKEN] * asked
         for each, settled in zip(self._asking, found, strict=True):
+            hits = each.hits
             try:
                 if each.settled(settled, self._granting):
                     again.append(each)
             except Exception as error:
                 self._granting.note(error)
+                self._granting.give_back(hits, settled)
                 each.result = BROKEN
         if again:
             try:
@@ -165,13 +181,16 @@ class _Try:
         self.hits: Sequence[Hit] = ()
         self._of: list[int] = []
         """The places in the wish of the hits that are charged."""
-        self._peeks: dict[int, int] = {}
-        """Where the limits' own counters are looked at, by places in the wish."""
+        self._peeks: dict[int, list[int]] = {}
+        """Where the limits' own counters are looked at, and then the grants that come after the one
+        that is tried, by places in the wish."""
+        self._left: Counter[int] = Counter()
+        """What is left of grants that had too little for all hits, by places in the wish."""
         self._prepare()
 
     def settled(self, found: Settled, granting: Granting) -> bool:
         """Takes what the store says; returns whether it is to be asked again."""
-        if not any(self._grants) and not self._refunded:
+        if not any(self._grants) and not self._refunded and not self._left:
             self.result = self._banned(found)
             return False
         if not found.outcomes:
@@ -181,8 +200,9 @@ class _Try:
         self._keep_refunds(found)
         if not found.verdict.passes and not self._final:
             if spent:
-                for place in spent:
+                for place, left in spent.items():
                     del self._grants[place][0]
+                    self._left[place] += left
                 self._prepare()
                 return True
             if found.verdict is Verdict.DENIED and any(hit.count_denied for hit in self._wish.hits):
@@ -192,14 +212,14 @@ class _Try:
         self.result = self._banned(self._mapped(found))
         return False
 
-    def _spent(self, found: Settled, granting: Granting) -> list[int]:
-        """The places whose grants had no room."""
-        spent = []
+    def _spent(self, found: Settled, granting: Granting) -> dict[int, int]:
+        """The places whose grants had no room, and for how many hits they have."""
+        spent = {}
         keys = Counter([hit.key for hit in self.hits])
         for at, place in enumerate(self._of):
             outcome = found.outcomes[at]
             if self._on_grant(place) and outcome is not None and outcome.over:
-                spent.append(place)
+                spent[place] = outcome.remaining
                 key = self.hits[at].key
                 # Another hit of the same request may have used the grant up.
                 if not (outcome.remaining or outcome.local) and keys[key] == 1:
@@ -219,7 +239,7 @@ class _Try:
 
         Grants are enforced, so that a request passes only if they have room. With grants nothing
         that is denied is counted, since the request may be charged again. The limits that grants
-        stand for are only looked at, for what remains.
+        stand for are only looked at, for what remains, and so are the grants behind.
         """
         wish, hits, peeks = self._wish, [], []
         self._of = []
@@ -245,12 +265,12 @@ class _Try:
             led = True
         self._peeks = {}
         for place in peeks:
-            self._peeks[place] = len(hits)
-            hits.append(
-                wish.hits[place]._replace(
-                    addend=0, mode=Mode.SHADOW, count_denied=False, joined=False
-                )
-            )
+            others = [wish.hits[place], *self._grants[place][1:]]
+            self._peeks[place] = list(range(len(hits), len(hits) + len(others)))
+            hits += [
+                each._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False)
+                for each in others
+            ]
         self.hits = hits
 
     def _passes_quota(self) -> bool:
@@ -269,17 +289,20 @@ class _Try:
         outcomes: list[Outcome | None] = [
             self._refunded.get(place) for place in range(len(self._wish.hits))
         ]
+        charged = [*self._wish.hits]
         for at, place in enumerate(self._of):
             outcome = found.outcomes[at]
-            peek = found.outcomes[self._peeks[place]] if place in self._peeks else None
-            if outcome is not None and peek is not None:
+            peeks = [found.outcomes[other] for other in self._peeks.get(place, ())]
+            if outcome is not None and not outcome.over and (peeks or self._left[place]):
+                more = sum([peek.remaining for peek in peeks if peek is not None])
                 outcome = outcome.replaced(
-                    remaining=min(MAX_ADDEND, outcome.remaining + peek.remaining),
-                    reset_us=peek.reset_us if not outcome.over else outcome.reset_us,
+                    remaining=min(MAX_ADDEND, outcome.remaining + more + self._left[place]),
+                    reset_us=peeks[0].reset_us if peeks and peeks[0] is not None else None,
                 )
             outcomes[place] = outcome
+            charged[place] = self.hits[at]
         by = self._of[found.by] if 0 <= found.by < len(self._of) else -1
-        return Settled(outcomes, found.verdict, by, found.cached)
+        return Granted(outcomes, found.verdict, by, found.cached, charged)
 
     def _banned(self, found: Settled) -> Settled:
         if self._wish.banned and found.verdict.passes:

@@ -83,7 +83,7 @@ class Service:
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self.steering = Steering(settings, store, self._planning)
         """The overrides that are in force here."""
-        self._answering = Answering(settings, stats, self._faults, rare_log, clock)
+        self._answering = Answering(settings, store, stats, self._faults, rare_log, clock)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
         self._compiler = self._planning.compiler
@@ -292,7 +292,10 @@ class Service:
     def _settled(self, batch: _Batch, charged: Sequence[Settled]) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
         if batch.finished:
-            return  # it was answered when the store failed
+            if batch.failed:  # it was refused when the store failed
+                self._give_back(batch, charged, ())
+            return
+        answers: list[Answer] = []
         try:
             found = charged if batch.places is None else batch.of_all(batch.places, charged)
             callers = self.callers
@@ -305,6 +308,7 @@ class Service:
                 self._keep_at_hand(batch, found, answers)
         except Exception as error:
             self._fail(batch, error)
+            self._give_back(batch, charged, answers)
         else:
             self._tell(batch, answers)
             if callers is not None:
@@ -315,6 +319,24 @@ class Service:
                 self._enqueue(batch, found)
             if self.telling.listeners or batch.traced:
                 self._record(batch, found, answers, took_us)
+
+    def _give_back(
+        self, batch: _Batch, settled: Sequence[Settled], answers: Sequence[Answer]
+    ) -> None:
+        """Gives back what a batch was charged that is refused as a whole.
+
+        Requests that were refused one by one, as `answers` say, have got theirs back.
+        """
+        charged = [
+            (place, asked)
+            for place, asked in enumerate(batch.asked)
+            if isinstance(asked, Asked) and asked.hits
+        ]
+        if len(charged) != len(settled):
+            return  # nobody can tell whose these are
+        for (place, asked), each in zip(charged, settled, strict=True):
+            if not (answers and isinstance(answers[place], Refusal)):
+                self._answering.give_back(asked, each)
 
     def _enqueue(self, batch: _Batch, found: Sequence[Settled]) -> None:
         """Hands on those denied requests of a batch whose rules have a queue."""
@@ -407,6 +429,7 @@ class Service:
         if batch.finished:
             self._faults.note("a store failed after its answers", error)
             return
+        batch.failed = True
         answers: list[Answer] = []
         for one in batch.asked:
             if isinstance(one, Asked) and one.hits:
@@ -434,6 +457,7 @@ class _Batch:
         "asked",
         "bodies",
         "done",
+        "failed",
         "finished",
         "hurried",
         "origins",
@@ -467,6 +491,8 @@ class _Batch:
         self.places: list[int] | None = None
         """Which of them were charged, if not all."""
         self.finished = False
+        self.failed = False
+        """Whether a fault of ours has refused what was to be charged."""
         self.traced: Sequence[Traced] = ()
         """Which of them become spans."""
 

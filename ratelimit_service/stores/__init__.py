@@ -3,6 +3,7 @@
 from ratelimit_service.stores.settled import (
     BROKEN,
     DROPPED,
+    Granted,
     Outcomes,
     Settled,
     Verdict,
@@ -29,6 +30,7 @@ __all__ = [
     "NEVER",
     "RANKS",
     "Done",
+    "Granted",
     "Look",
     "LookAt",
     "Outcomes",

@@ -13,7 +13,7 @@ from typing import Final
 from ratelimit_service.algorithms import denying
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 
-__all__ = ["BROKEN", "DROPPED", "Outcomes", "Settled", "Verdict", "judge"]
+__all__ = ["BROKEN", "DROPPED", "Granted", "Outcomes", "Settled", "Verdict", "judge"]
 
 Outcomes = list[Outcome | None]
 """One for each hit of a request, in order; None where the store gave no answer in time."""
@@ -67,6 +67,26 @@ class Settled:
 
     def __hash__(self) -> int:
         return hash((tuple(self.outcomes), self.verdict, self.by, self.cached))
+
+
+class Granted(Settled):
+    """One of a request that has grants: `hits` are what was charged, one for each of its own.
+
+    Where a grant stands in for a limit that is the hit on the grant's counter.
+    """
+
+    __slots__ = ("hits",)
+
+    def __init__(
+        self,
+        outcomes: Outcomes,
+        verdict: Verdict,
+        by: int,
+        cached: bool,
+        hits: Sequence[Hit],
+    ) -> None:
+        super().__init__(outcomes, verdict, by, cached)
+        self.hits = hits
 
 
 DROPPED: Final = Settled([], Verdict.DROPPED)

@@ -170,7 +170,8 @@ class Machine(RuleBasedStateMachine):
     def ask_in_vain(self, request: tuple[list[walk.Wish], int], process: int, seam: str) -> None:
         """A fault of the service's own: the request is refused, once.
 
-        Before its store is asked nothing counts, afterwards all of it as if it had been answered.
+        Before its store is asked nothing counts. Afterwards what it was charged is given back, as
+        far as anybody knows what that is.
         """
         wishes, hits = request
         process %= len(self.world.processes)
@@ -192,6 +193,11 @@ class Machine(RuleBasedStateMachine):
         expected = self.expected(number, descriptors, hits, one)
         self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
         self.note(one)
+        names = {key: name for name, key in self.keys.items()}
+        for hit, outcome in one.given_back:
+            given = self.model.give_back(self.now, names[hit.key], hit.addend, hit.lease.hex())
+            assert outcome is not None
+            assert outcome.charged in (given, 0)  # nothing, where the counter was put out since
 
     @rule(request=walk.request, process=st.integers(0, 9))
     def ask_unknowing(self, request: tuple[list[walk.Wish], int], process: int) -> None:

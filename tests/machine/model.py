@@ -155,6 +155,11 @@ class Model:
             one.hits = [one.hits[at] for at in alone]
         self._settle(meant, now, "", policy)
 
+    def give_back(self, now: int, name: Identity, hits: int, lease: str) -> int:
+        """Hits that were charged for nothing are given back, as a caller would."""
+        counter = self.counters[name]
+        return counter.give(counter.terms, now, hits, lease)
+
     def rates(self, descriptors: Sequence[Asked]) -> dict[Identity, set[int]]:
         """The rates, by their `requests_per_unit`, by which a request asks each of its counters."""
         found: dict[Identity, set[int]] = {}

@@ -75,9 +75,15 @@ def distorted(seam: str, settled: list[Settled]) -> list[Settled]:
     if seam == "answer":
         return [Settled(["over"], Verdict.WITHIN) for _ in settled]  # type: ignore[list-item]
     if seam == "encode":
-        odd = Outcome(False, None, 1, 1)  # type: ignore[arg-type]
-        return [Settled([odd] * len(one.outcomes), Verdict.WITHIN) for one in settled]
+        return [Settled([_odd(each) for each in one.outcomes], Verdict.WITHIN) for one in settled]
     return settled
+
+
+def _odd(outcome: Outcome | None) -> Outcome:
+    """What cannot be written down, but says what was counted."""
+    charged = outcome.charged if outcome is not None else 0
+    local = outcome is not None and outcome.local
+    return Outcome(False, None, 1, charged, local)  # type: ignore[arg-type]
 
 
 class Recorder:
@@ -155,6 +161,8 @@ class Told(NamedTuple):
     hits: Sequence[Hit]
     dropped: bool = False
     """Whether it was not sent to the store, since nobody waited for it any more."""
+    given_back: Sequence[tuple[Hit, Outcome | None]] = ()
+    """What the service gave back by itself of a request that it had to refuse."""
 
 
 class UnderWay:
@@ -248,9 +256,12 @@ class Process:
             assert not any(status.limit for status in wire.decode_decision(answer).statuses)
         if not self.recorder.noted:
             return Told(FAILED, "", ())
-        ((noted, outcomes),) = self.recorder.noted
+        (noted, outcomes), *others = self.recorder.noted
+        assert len(others) <= 1
+        back = [pair for hits, found in others for pair in zip(hits, found, strict=True)]
         lease = next((hit.lease.hex() for hit in noted if hit.lease and not hit.refund), "")
-        return Told(FAILED._replace(counted=_counted(outcomes)), lease, noted, not outcomes)
+        counted = FAILED._replace(counted=_counted(outcomes))
+        return Told(counted, lease, noted, not outcomes, back)
 
     async def decide_unsent(self, asked: Sequence[Asked], hits: int) -> Told:
         """Asks for what cannot be sent to Redis."""

@@ -151,6 +151,45 @@ async def test_grants_of_one_caller_add_up(asking: Asking) -> None:
     assert await passed(asking, 10) == 7
 
 
+async def test_what_remains_has_all_grants_in_it(asking: Asking) -> None:
+    """The remaining hits are those of the limit and of every grant that has some left."""
+    asking.service.steering.add([override(GRANT, number=2), override(GRANT, number=2)])
+
+    told = [(await asking.ask("user=bob")).statuses[0].remaining for _ in range(6)]
+    assert told == [5, 4, 3, 2, 1, 0]
+    assert not await passes(asking)
+
+
+async def test_what_remains_has_grants_in_it_that_were_too_small(asking: Asking) -> None:
+    """Hits that a request of more hits could not take from a grant remain for smaller ones."""
+    asking.service.steering.add([override(GRANT, number=1), override(GRANT, number=3)])
+
+    told = [
+        (await asking.ask("user=bob", hits=hits)).statuses[0].remaining for hits in (3, 2, 1, 1)
+    ]
+    assert told == [3, 1, 0, 0]
+
+
+QUEUE_RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_bucket, max_wait: 10s}
+"""
+
+
+async def test_granted_hits_wait_for_the_queue_as_it_is(tmp_path: Path) -> None:
+    """A hit on a grant has no place in the queue: its delay is what the others take."""
+    asking = Asking(tmp_path, QUEUE_RULES)
+    assert await passed(asking, 3) == 3
+    asking.service.steering.add([override(GRANT, number=2)])
+
+    metadata = [(await asking.ask("user=bob")).metadata for _ in range(3)]
+    assert [each and each["delay_ms"] for each in metadata] == [3_000, 3_000, 3_000]
+    metadata = [(await asking.ask("user=bob")).metadata]
+    assert [each and each["delay_ms"] for each in metadata] == [4_000]
+
+
 async def test_hits_come_from_a_grant_or_from_the_limit(asking: Asking) -> None:
     """Several hits are taken from a grant together, or not at all."""
     asking.service.steering.add([override(GRANT, number=3)])

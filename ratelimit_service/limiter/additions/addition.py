@@ -23,7 +23,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Settled
+from ratelimit_service.stores import Granted, Outcomes, Settled
 
 __all__ = ["Addition", "Said", "Told"]
 
@@ -80,14 +80,22 @@ class Told:
         return self._statuses
 
     def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:
-        """The hits that had room, in a request that passes; none that are given back."""
+        """The hits that had room, in a request that passes; none that are given back.
+
+        A hit that a grant has given is the one on the grant's counter.
+        """
         found: list[tuple[CompiledLimit, Hit, Outcome]] = []
         if not self.passes:
             return found
+        settled = self.settled
+        charged = settled.hits if isinstance(settled, Granted) else ()
+        begin = 0
         for planned, each in zip(self.plans, self.outcomes, strict=True):
+            hits = charged[begin : begin + len(planned.hits)] if charged else planned.hits
+            begin += len(planned.hits)
             if planned.refund:
                 continue
-            for limit, hit, outcome in zip(planned.rule.limits, planned.hits, each, strict=True):
+            for limit, hit, outcome in zip(planned.rule.limits, hits, each, strict=True):
                 if outcome is not None and not outcome.over:
                     found.append((limit, hit, outcome))
         return found

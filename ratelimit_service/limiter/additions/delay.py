@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ratelimit_service.limiter.additions.addition import OfLimits, Said, Told
-from ratelimit_service.model import Header, Limit
+from ratelimit_service.model import Header, Hit, Limit
 
 __all__ = ["Delay"]
 
@@ -26,10 +26,18 @@ class Delay(OfLimits):
         for limit, hit, outcome in told.passed():
             queued = limit.limit.max_wait_us and not outcome.local
             if queued and (outcome.charged or not hit.addend):
-                # The bucket is empty after the hits' own time and what was in it before them.
-                own_us = -(-hit.addend * hit.spec.window_us // hit.spec.rate)
-                delays_us.append(outcome.reset_us - own_us)
+                delays_us.append(outcome.reset_us - _own_us(hit))
         if delays_us:
             delay_ms = -(-max(0, *delays_us) // _MILLISECOND_US)
             said.request_headers.append(Header(_HEADER, str(delay_ms)))
             said.metadata["delay_ms"] = delay_ms
+
+
+def _own_us(hit: Hit) -> int:
+    """How long the bucket takes for the hits themselves, after what was in it before them.
+
+    That is nothing for who only looks, also at a queue without a rate, and on a grant.
+    """
+    if not hit.addend or not hit.spec.queue:
+        return 0
+    return -(-hit.addend * hit.spec.window_us // hit.spec.rate)

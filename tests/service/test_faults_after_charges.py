@@ -1,0 +1,174 @@
+"""A request that is refused for a fault of ours has charged nothing, wherever the fault was met."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.errors import StatusCode
+from ratelimit_service.limiter.additions import ADDITIONS, Addition, Said, Told
+from ratelimit_service.model import Code, Limit, Request
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rules.tree import Rule
+from ratelimit_service.service import Refusal
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores.redis import RedisStore
+from tests.servers.redis import RedisServer
+from tests.service.asking import Asking, descriptor
+from tests.service.overriding import GRANT, LIMIT, override
+from tests.stores.conftest import Time
+from tests.stores.redis_store import started
+
+WAYS = {
+    "fixed": "",
+    "first": "anchor: first_hit",
+    "soft": "soft: 50%",
+    "counting": "count_denied: true",
+    "sliding": "algorithm: sliding_window",
+    "parts": "algorithm: sliding_window, buckets: 6",
+    "log": "algorithm: sliding_log",
+    "token": "algorithm: token_bucket",
+    "leaky": "algorithm: leaky_bucket",
+    "queue": "algorithm: leaky_bucket, max_wait: 1m",
+    "leases": "algorithm: concurrency",
+}
+RULES = "domain: edge\ndescriptors:\n" + "\n".join(
+    f"  - {{key: {way}, rate_limit: {{unit: minute, requests_per_unit: 4, {says}}}}}"
+    for way, says in WAYS.items()
+)
+SETTINGS = {
+    "ReferenceHeaders": Settings(headers="reference"),
+    "XRateLimitHeaders": Settings(headers="x-ratelimit"),
+    "IetfHeaders": Settings(headers="ietf"),
+    "DenialBody": Settings(denial_body="json"),
+    "RequestMetadata": Settings(dynamic_metadata=True),
+    "DecisionMetadata": Settings(decision_metadata=True),
+    "Quota": Settings(denial_quota=True),
+}
+"""What makes an addition speak, where no rule does."""
+
+
+class Failing:
+    """An addition that speaks when another does, and fails where a request has hits."""
+
+    def __init__(self, of: Addition) -> None:
+        self._of = of
+        self.needs_request, self.of_bans = of.needs_request, of.of_bans
+        self.failing = True
+
+    def wanted(self, settings: Settings) -> bool:
+        return self._of.wanted(settings)
+
+    def speaks_of(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
+        return self._of.speaks_of(settings, rule, limits)
+
+    def add(self, told: Told, said: Said) -> None:
+        if self.failing:
+            raise RuntimeError("an addition failed")
+        self._of.add(told, said)
+
+
+@pytest.fixture(params=[type(each).__name__ for each in ADDITIONS])
+def failing(request: pytest.FixtureRequest) -> Iterator[Failing]:
+    place = [type(each).__name__ for each in ADDITIONS].index(request.param)
+    addition = ADDITIONS[place]
+    ADDITIONS[place] = failing = Failing(addition)
+    yield failing
+    ADDITIONS[place] = addition
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def asking(
+    tmp_path: Path, request: pytest.FixtureRequest, failing: Failing, redis_server: RedisServer
+) -> AsyncIterator[Asking]:
+    settings = SETTINGS.get(request.node.callspec.params["failing"], Settings())
+    if request.param == "memory":
+        yield Asking(tmp_path, RULES, settings=settings)
+        return
+    redis_server.flush()
+    clock = Time()
+    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
+    await started(store)
+    yield Asking(tmp_path, RULES, settings=settings, store=store, clock=clock)
+    await store.close()
+
+
+def request(*asked: str, hits: int = 0) -> Request:
+    return Request("edge", tuple(map(descriptor, asked)), hits)
+
+
+ALL = [f"{way}=x" for way in WAYS]
+GRANTED = [text for text in ALL if text != "leases=x"]
+
+
+async def test_a_fault_in_an_answer_gives_back(asking: Asking, failing: Failing) -> None:
+    """Whatever says something in an answer: if it fails, all hits of the request are given back."""
+    for _ in range(3):
+        answer = await asking.answer(request(*ALL, hits=2))
+        assert isinstance(answer, Refusal), answer
+        assert answer.code is StatusCode.INTERNAL
+
+    failing.failing = False
+    decision = await asking.ask(*ALL, hits=4)
+    assert decision.code is Code.OK
+    assert len([one for one in decision.statuses if one.code is Code.OK]) == len(WAYS)
+
+
+async def test_denied_hits_that_count_are_given_back(asking: Asking, failing: Failing) -> None:
+    """A denial that cannot be told has counted nothing either."""
+    failing.failing = False
+    assert (await asking.ask(*ALL)).code is Code.OK
+    failing.failing = True
+    for _ in range(2):
+        answer = await asking.answer(request(*ALL, hits=4))
+        assert isinstance(answer, Refusal), answer
+
+    failing.failing = False
+    assert (await asking.ask(*ALL, hits=3)).code is Code.OK
+
+
+async def test_granted_hits_are_given_back_to_the_grant(asking: Asking, failing: Failing) -> None:
+    """Hits come back to the counter that they were charged on: a grant's, or the limit's."""
+    asking.service.steering.add([override(GRANT, text, 2) for text in GRANTED])
+    for _ in range(2):
+        answer = await asking.answer(request(*ALL))
+        assert isinstance(answer, Refusal), answer
+
+    failing.failing = False
+    assert (await asking.ask(*ALL, hits=2)).code is Code.OK
+    assert (await asking.ask(*GRANTED, hits=4)).code is Code.OK
+    assert (await asking.ask(*GRANTED)).code is Code.OVER_LIMIT
+
+
+async def test_hits_that_were_given_back_stay_so(asking: Asking, failing: Failing) -> None:
+    """A refund whose answer fails has counted; what was charged beside it is given back."""
+    failing.failing = False
+    assert (await asking.ask(*ALL, hits=2)).code is Code.OK
+    failing.failing = True
+    back = descriptor("fixed=x", addend=2, refund=True)
+    answer = await asking.answer(Request("edge", (back, *map(descriptor, ALL[1:]))))
+    assert isinstance(answer, Refusal), answer
+
+    failing.failing = False
+    assert (await asking.ask("fixed=x", hits=4)).code is Code.OK
+    assert (await asking.ask(*ALL[1:], hits=2)).code is Code.OK
+
+
+@pytest.mark.parametrize("hits", [0, 1])
+async def test_a_queue_without_places(tmp_path: Path, hits: int) -> None:
+    """A queue that an override leaves no hits answers who looks, and denies who asks."""
+    asking = Asking(tmp_path, RULES)
+    asking.service.steering.add([override(LIMIT, "queue=x", 0)])
+    look = descriptor("queue=x", addend=0)
+    for _ in range(2):
+        decision = await asking.ask("fixed=x", descriptor("queue=x", addend=hits))
+        assert decision.code is (Code.OVER_LIMIT if hits else Code.OK)
+        if not hits:
+            assert decision.metadata is not None
+            assert decision.metadata["delay_ms"] == 0
+
+    assert (await asking.ask("fixed=x", look, hits=4 if hits else 2)).code is Code.OK
+    assert (await asking.ask("fixed=x")).code is Code.OVER_LIMIT
