@@ -225,7 +225,9 @@ def _counted(
     if len(rule.limits) == 1:
         _, spec, count_denied, names, _, _, _ = rule.limits[0]
         key = names.key(identity, shared)
-        given = addend if not refund or spec.algorithm.refunded else 0
+        given = addend if not lease or spec.algorithm.leases else 0
+        if refund and not spec.algorithm.refunded:
+            given = 0
         hit = (
             key,
             spec,

@@ -243,6 +243,37 @@ async def test_giving_back_a_lease_refunds_no_other_limit(service: Asking) -> No
     assert [each["remaining"] for each in limits_of(decision)] == [1, 1]
 
 
+LEASES_AT_TIMES = """
+domain: edge
+descriptors:
+  - key: one
+    rate_limits:
+      - {unit: minute, requests_per_unit: 2, algorithm: concurrency, when: {to: "08:00"}}
+      - {unit: hour, requests_per_unit: 5}
+  - key: two
+    rate_limits:
+      - {unit: minute, requests_per_unit: 2, algorithm: concurrency, when: {to: "08:00"}}
+      - {unit: hour, requests_per_unit: 5}
+      - {unit: day, requests_per_unit: 5, algorithm: sliding_log}
+"""
+
+
+@pytest.mark.parametrize("key", ["one", "two"])
+@pytest.mark.parametrize("lease", ["", "0123456789abcdef", "nonsense"])
+async def test_a_lease_gives_back_no_hits_when_its_limit_does_not_hold(
+    tmp_path: Path, key: str, lease: str
+) -> None:
+    """Who gives back a lease outside of the limit's times gives back no other limit's hits."""
+    service = Asking(tmp_path, LEASES_AT_TIMES)
+    await service.ask(f"{key}=a", hits=3)
+
+    entries = (Entry(key, "a"), Entry("lease", lease))
+    told = await service.ask(Descriptor(entries, is_negative_hits=True))
+
+    assert told.statuses[0].remaining == 2
+    assert (await service.ask(f"{key}=a")).statuses[0].remaining == 1
+
+
 async def test_a_denied_request_leaves_no_lease(service: Asking) -> None:
     """Whatever denies a request, the leases that its other descriptors would have are free."""
     await service.ask(descriptor("window", addend=2))
