@@ -182,15 +182,24 @@ def _changed(
     if ruling.limit is None and not more:
         return compiled
     old = compiled.limit
-    number = old.requests_per_unit if ruling.limit is None else ruling.limit.number
-    most = ALGORITHMS[old.algorithm].most * WHOLE_PPM // (WHOLE_PPM + old.soft_ppm)
+    algorithm = ALGORITHMS[old.algorithm]
+    number, kept = old.requests_per_unit, old.reserved
+    if ruling.limit is not None:
+        # As in the rule, the same part of it is left to the others of a pool.
+        whole = number if algorithm.refills else number + kept
+        number = ruling.limit.number
+        kept = -(-kept * number // max(1, whole))
+        if not algorithm.refills:  # of a bucket it is a part of the burst
+            number -= kept
+    most = algorithm.most * WHOLE_PPM // (WHOLE_PPM + old.soft_ppm)
     number = min(number + more, most)
     burst = old.burst
     if burst is not None:  # a bucket grows and shrinks with its rate
         burst = min(most, -(-burst * number // max(1, old.requests_per_unit)))
-    # The counter of a pool holds what all of its limits have counted.
-    reserved = max(0, old.reserved + old.requests_per_unit - number) if old.pool else old.reserved
-    limit = old._replace(requests_per_unit=number, burst=burst, reserved=reserved)
+    limit = old._replace(requests_per_unit=number, burst=burst)
+    if old.pool:  # its counter holds what all of its limits have counted
+        others = capacity_of(old) + old.reserved - capacity_of(limit)
+        limit = limit._replace(reserved=max(kept, others))
     spec = _spec(limit)
     near_limit = near_threshold(capacity_of(limit), settings.near_limit_ratio)
     return compiled._replace(

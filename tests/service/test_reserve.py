@@ -17,6 +17,7 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, descriptor
+from tests.service.overriding import LIMIT, override
 from tests.stores.conftest import Time, ring_url
 from tests.stores.redis_store import started
 
@@ -112,6 +113,31 @@ async def test_what_they_are_told(asking: Asking) -> None:
     assert [one.statuses[0].remaining for one in (low, high)] == [7, 8]
     limits = [one.statuses[0].limit for one in (low, high)]
     assert [limit and limit.requests_per_unit for limit in limits] == [8, 10]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("number", "part"), [(10, 1), (5, 2), (0, 0)])
+async def test_an_override_keeps_the_reserve(
+    asking: Asking, way: str, number: int, part: int
+) -> None:
+    """Another number leaves the same part of it to the others, by every algorithm."""
+    whole = 12 if way == "token" else 10
+    left = -(-whole // 5)
+    asking.service.steering.add([override(LIMIT, f"{way}=x", number)])
+    passes = -((left - whole) // part) if part else 0
+
+    assert await passing(asking, *[f"{way}=x"] * (passes + 1)) == "+" * passes + "-"
+    rest = whole - passes
+    assert await passing(asking, *[f"{way}=high"] * (rest + 1)) == "+" * rest + "-"
+
+
+async def test_a_higher_number_leaves_its_part(asking: Asking) -> None:
+    """Of twice the number twice the reserve is left, and the answer shows what remains of it."""
+    asking.service.steering.add([override(LIMIT, "sliding=x", 20), override(LIMIT, "leaky=x", 20)])
+
+    for text in ("sliding=x", "leaky=x"):
+        answer = await asking.ask(text)
+        assert answer.statuses[0].remaining == 15
 
 
 async def test_refunds(asking: Asking) -> None:
