@@ -28,7 +28,8 @@ def diff(old: str, new: str, shape: str) -> int:
     takes the path of the other side; if OLD had nothing there, all rules are new. Told are rules
     that come, go, get tighter or looser, with both numbers; counters that start again, and why; and
     callers who would meet another rule.
-    Comments, files, lines, and order by itself are never told, nor is what has ended (valid_until).
+    Comments, files, lines, and the order of descriptors are never told, nor is what has ended
+    (valid_until). Among the limits of one rule the order is told: it says which one is shown.
 
     Exits 0 if nothing changes, 1 if something does, 2 if rules have problems or are not there.
 

@@ -42,6 +42,11 @@ class Schedule(NamedTuple):
         return at < self.end and bool(self.days >> (today - 1) % 7 & 1)
 
     @property
+    def always(self) -> bool:
+        """Whether it holds at all times."""
+        return self.days == _EVERY_DAY and self.begin == self.end % DAY_MINUTES
+
+    @property
     def key(self) -> str:
         """What stands for it in the key of a counter."""
         return f"{self.days:x},{self.begin},{self.end},{self.time_zone}"

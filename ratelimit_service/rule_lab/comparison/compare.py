@@ -1,4 +1,4 @@
-"""What changes between two sets of rules, in meaning: files, lines and order alone are nothing.
+"""What changes between two sets of rules, in meaning: files and lines alone are nothing.
 
 Rules that come, go and stay are told by their places in the tree. Which callers meet another rule
 is told by descriptors that walk both trees (`examples`). Counters are told by their real keys.

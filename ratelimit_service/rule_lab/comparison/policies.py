@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of, value_of
-from ratelimit_service.model import Grouping, Limit
+from ratelimit_service.model import Grouping, Limit, Schedule
 from ratelimit_service.rule_lab.comparison.changes import ChangeKind, Detail
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.texts import grouping_text, limit_text, moment_text, schedule_text
@@ -168,10 +168,21 @@ def _between(old: _Limits, new: _Limits) -> Iterator[Detail]:
             yield Detail(_direction(before, after), limit_text(before), limit_text(after))
         if before.name != after.name:
             yield Detail(ChangeKind.CHANGED, _named(before.name), _named(after.name))
+    yield from _of_order(old, new, pairs)
     for limit in gone:
         yield Detail(ChangeKind.LOOSENED, limit_text(limit), "")
     for limit in come:
         yield Detail(ChangeKind.TIGHTENED, "", limit_text(limit))
+
+
+def _of_order(old: _Limits, new: _Limits, pairs: Sequence[tuple[Limit, Limit]]) -> Iterator[Detail]:
+    """That limits which go on stand in another order: callers are shown the first of equals."""
+    before = sorted(pairs, key=lambda pair: old.index(pair[0]))
+    after = sorted(pairs, key=lambda pair: new.index(pair[1]))
+    if before != after:
+        was = ", ".join([limit_text(limit) for limit, _ in before])
+        now = ", ".join([limit_text(limit) for _, limit in after])
+        yield Detail(ChangeKind.CHANGED, f"in this order: {was}", f"in this order: {now}")
 
 
 def _limits_text(limits: Iterable[Limit]) -> str:
@@ -191,7 +202,8 @@ def _meaning(limit: Limit) -> tuple[object, ...]:
 def _direction(old: Limit, new: Limit) -> ChangeKind:
     """Whether a limit is tighter by all its numbers, looser by all, or neither."""
     before, after = spec_of(old), spec_of(new)
-    others = [(old.schedule, new.schedule), (old.pool, new.pool)]
+    was, now = _schedule(old), _schedule(new)
+    others = [(was, now), (old.pool, new.pool)]
     if _form(old) != _form(new) or any(one and other and one != other for one, other in others):
         return ChangeKind.CHANGED
     signs = {
@@ -199,12 +211,18 @@ def _direction(old: Limit, new: Limit) -> ChangeKind:
         _sign(capacity_of(new) - capacity_of(old)),
         _sign(new.requests_per_unit * old.window_us - old.requests_per_unit * new.window_us),
         _sign(old.count_denied - new.count_denied),
-        _sign((old.schedule is None) - (new.schedule is None)),
+        _sign((was is None) - (now is None)),
         _sign(bool(old.pool) - bool(new.pool)),
     } - {0}
     if signs == {-1}:
         return ChangeKind.TIGHTENED
     return ChangeKind.LOOSENED if signs == {1} else ChangeKind.CHANGED
+
+
+def _schedule(limit: Limit) -> Schedule | None:
+    """The times at which a limit holds; None for always, also where that is written out."""
+    schedule = limit.schedule
+    return None if schedule is None or schedule.always else schedule
 
 
 def _form(limit: Limit) -> tuple[object, ...]:

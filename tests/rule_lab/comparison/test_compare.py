@@ -372,6 +372,9 @@ def _of_limit(**limit: object) -> Mapping[str, Domain]:
          True),
         ({"when": {"days": "mon"}, "requests_per_unit": 11}, {}, TIGHTENED, True),
         ({"when": {"days": "mon"}}, {"requests_per_unit": 11}, CHANGED, True),
+        ({}, {"when": {"days": "mon-sun"}}, CHANGED, True),
+        ({"when": {"from": "08:00", "to": "08:00"}}, {}, CHANGED, True),
+        ({"when": {"days": "mon-sun"}}, {"when": {"days": "mon"}}, LOOSENED, True),
     ],
 )  # fmt: skip
 def test_times_and_pools(old: File, new: File, kind: ChangeKind, anew: bool) -> None:
@@ -379,6 +382,30 @@ def test_times_and_pools(old: File, new: File, kind: ChangeKind, anew: bool) -> 
     (change,) = compare(_of_limit(**old), _of_limit(**new))
 
     assert (change.kind, bool(change.anew)) == (kind, anew)
+
+
+def _of_limits(*limits: File) -> Mapping[str, Domain]:
+    return of({"domain": "d", "descriptors": [{"key": "k", "rate_limits": list(limits)}]})
+
+
+def test_the_order_of_limits() -> None:
+    """Of limits with as many hits left the first one is shown, so their order is told."""
+    minute = {"unit": "minute", "requests_per_unit": 5}
+    hour = {"unit": "hour", "requests_per_unit": 5}
+    day = {"unit": "day", "requests_per_unit": 9}
+
+    (change,) = compare(_of_limits(minute, hour, day), _of_limits(hour, minute, day))
+    assert change.kind is CHANGED
+    assert [(each.kind, each.old, each.new) for each in change.details] == [
+        (
+            CHANGED,
+            "in this order: 5 per minute, 5 per hour, 9 per day",
+            "in this order: 5 per hour, 5 per minute, 9 per day",
+        )
+    ]
+    assert not change.anew
+    (change,) = compare(_of_limits(minute, hour), _of_limits(day, minute, hour))
+    assert [each.kind for each in change.details] == [TIGHTENED]
 
 
 END_MINUTE = 30_023_640
