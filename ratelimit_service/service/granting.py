@@ -184,13 +184,13 @@ class _Try:
         self._peeks: dict[int, list[int]] = {}
         """Where the limits' own counters are looked at, and then the grants that come after the one
         that is tried, by places in the wish."""
-        self._left: Counter[int] = Counter()
+        self._rest: Counter[int] = Counter()
         """What is left of grants that had too little for all hits, by places in the wish."""
         self._prepare()
 
     def settled(self, found: Settled, granting: Granting) -> bool:
         """Takes what the store says; returns whether it is to be asked again."""
-        if not any(self._grants) and not self._refunded and not self._left:
+        if not any(self._grants) and not self._refunded and not self._rest:
             self.result = self._banned(found)
             return False
         if not found.outcomes:
@@ -200,9 +200,9 @@ class _Try:
         self._keep_refunds(found)
         if not found.verdict.passes and not self._final:
             if spent:
-                for place, left in spent.items():
+                for place, rest in spent.items():
                     del self._grants[place][0]
-                    self._left[place] += left
+                    self._rest[place] += rest
                 self._prepare()
                 return True
             if found.verdict is Verdict.DENIED and any(hit.count_denied for hit in self._wish.hits):
@@ -293,10 +293,10 @@ class _Try:
         for at, place in enumerate(self._of):
             outcome = found.outcomes[at]
             peeks = [found.outcomes[other] for other in self._peeks.get(place, ())]
-            if outcome is not None and not outcome.over and (peeks or self._left[place]):
+            if outcome is not None and not outcome.over and (peeks or self._rest[place]):
                 more = sum([peek.remaining for peek in peeks if peek is not None])
                 outcome = outcome.replaced(
-                    remaining=min(MAX_ADDEND, outcome.remaining + more + self._left[place]),
+                    remaining=min(MAX_ADDEND, outcome.remaining + more + self._rest[place]),
                     reset_us=peeks[0].reset_us if peeks and peeks[0] is not None else None,
                 )
             outcomes[place] = outcome
