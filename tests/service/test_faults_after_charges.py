@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.limiter.additions import ADDITIONS, Addition, Said, Told
-from ratelimit_service.model import Code, Limit, Request
+from ratelimit_service.model import Code, Hit, Limit, Request
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service import Refusal
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import NEVER, Done, Wanted, always
+from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
-from tests.service.asking import Asking, descriptor
+from tests.service.asking import Asking, Away, Busy, descriptor
 from tests.service.overriding import GRANT, LIMIT, override
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
@@ -155,6 +159,63 @@ async def test_hits_that_were_given_back_stay_so(asking: Asking, failing: Failin
     failing.failing = False
     assert (await asking.ask("fixed=x", hits=4)).code is Code.OK
     assert (await asking.ask(*ALL[1:], hits=2)).code is Code.OK
+
+
+class Raising(Away):
+    """A memory store that fails behind each charge, and says afterwards what it has counted."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryStore(99, Stats(), Health(), Time())
+        self._waiting: list[Callable[[], None]] = []
+        self.failing = True
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+        rank: int = 0,
+    ) -> None:
+        if not self.failing or requests[0][0].refund:
+            self._memory.charge(requests, done, wanted, deadline_us, rank)
+            return
+        self._memory.charge(requests, lambda found: self._waiting.append(partial(done, found)))
+        raise RuntimeError("the store failed behind a charge")
+
+    def go_on(self) -> None:
+        """Says what was counted."""
+        for each in self._waiting:
+            each()
+        self._waiting.clear()
+
+
+@pytest.mark.parametrize("granted", [False, True])
+async def test_a_store_that_fails_behind_a_charge(tmp_path: Path, granted: bool) -> None:
+    """Where the store fails and later says what it has counted, that is given back."""
+    store = Raising()
+    asking = Asking(tmp_path, RULES, store=store)
+    if granted:
+        asking.service.steering.add([override(GRANT, "fixed=x", 4)])
+    answer = await asking.answer(request("fixed=x", "log=x", hits=3))
+    assert isinstance(answer, Refusal), answer
+    store.go_on()
+
+    store.failing = False
+    assert (await asking.ask("fixed=x", "log=x", hits=4)).code is Code.OK
+
+
+async def test_an_answer_that_comes_twice_gives_nothing_back(tmp_path: Path) -> None:
+    """What was charged for a request that passes stays counted, whatever the store says again."""
+    store = Busy()
+    asking = Asking(tmp_path, RULES, store=store)
+    asked = asyncio.create_task(asking.ask("fixed=x"))
+    await asyncio.sleep(0)
+    store.waiting *= 2
+    store.go_on()
+
+    assert (await asked).code is Code.OK
+    assert len(store.ranks) == 1  # it was asked for nothing else
 
 
 @pytest.mark.parametrize("hits", [0, 1])
