@@ -205,7 +205,9 @@ class _Try:
                     self._rest[place] += rest
                 self._prepare()
                 return True
-            if found.verdict is Verdict.DENIED and any(hit.count_denied for hit in self._wish.hits):
+            # Without grants denied hits have been counted by this try.
+            counting = any(self._grants) and any(hit.count_denied for hit in self._wish.hits)
+            if found.verdict is Verdict.DENIED and counting:
                 self._final = True
                 self._prepare()
                 return True

@@ -380,6 +380,23 @@ async def test_denied_hits_count_once_beside_a_grant(tmp_path: Path) -> None:
     assert (await asking.ask(descriptor("user=bob", addend=0))).statuses[0].remaining == 0
 
 
+@pytest.mark.parametrize("beside", [False, True])
+async def test_denied_hits_count_once_behind_a_grant_that_is_too_small(
+    tmp_path: Path, beside: bool
+) -> None:
+    """Hits that neither a grant nor the limit has room for count once, also beside a refund."""
+    asking = Asking(tmp_path, DENIED_COUNT_RULES)
+    asking.service.steering.add([override(GRANT, "user=bob", 1)])
+    asked = [descriptor("user=bob", addend=3)]
+    if beside:
+        asked.append(descriptor("soft=x", refund=True))
+    assert (await asking.ask(*asked)).code is Code.OVER_LIMIT
+
+    asking.service.steering.add([override(LIMIT, "user=bob", 9)])
+    left = (await asking.ask(descriptor("user=bob", addend=0))).statuses[0].remaining
+    assert left == 9 - 3 + 1
+
+
 async def test_a_shadow_is_counted_once_a_grant_is_spent(tmp_path: Path) -> None:
     """In shadow mode hits pass in any case: first the grant's, then the limit's are counted."""
     asking = Asking(tmp_path, DENIED_COUNT_RULES)
