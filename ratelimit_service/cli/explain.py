@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.counted import counting_denied
 from ratelimit_service.cli.say import say, say_line
 from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import parse_descriptor, utf8
+from ratelimit_service.model import CountDenied
 from ratelimit_service.text.descriptors import override_text
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ __all__ = ["explain"]
 )
 @click.option("--overrides", is_flag=True, help="Ask the service which overrides take it, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a descriptor.")
+@counting_denied
 @asks_admin
 def explain(
     admin: AdminClient,
@@ -43,6 +46,7 @@ def explain(
     rules: str,
     overrides: bool,
     as_json: bool,
+    count_denied: CountDenied | None,
 ) -> int:
     """Tell which rule a descriptor meets, why, and what is counted.
 
@@ -63,7 +67,9 @@ def explain(
     from ratelimit_service.settings.environment import from_environment  # noqa: PLC0415
 
     environ = os.environ  # noqa: TID251 -- handed over, not read
-    source = source_of(from_environment(environ, "xds_", rules=rules))
+    settings = from_environment(environ, "xds_", rules=rules, count_denied=count_denied)
+    source = source_of(settings)
+    counted = settings.denied_counted
     health = Health()
     loaded = Rules(source, stats=Stats(), health=health)
     loaded.load(once=True)
@@ -74,17 +80,25 @@ def explain(
         keys = _counter_keys(domain, explanation, known.shard_by if known else None)
         steered = overrides_taking(admin, domain, text) if overrides else None
         if as_json:
-            told = _explained(explanation, keys)
+            told = {**_explained(explanation, keys), "count_denied": counted}
             click.echo(json.dumps(told if steered is None else {**told, "overrides": steered}))
         else:
             say(str(explanation))
             for key in keys:
                 say_line(f"counter {key}")
+            if keys and counted is not CountDenied.NONE:
+                say(f"if it is denied: {_COUNTED[counted]} (--count-denied {counted})")
             for each in steered or ():
                 say_line(f"override: {override_text(each)}")
             if steered == []:
                 say("no override takes it")
     return 2 if health.faults else 0
+
+
+_COUNTED: Final = {
+    CountDenied.REPORTED: "hits that a descriptor brings itself count all the same",
+    CountDenied.ALL: "all hits count all the same",
+}
 
 
 def _counter_keys(

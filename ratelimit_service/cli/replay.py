@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratelimit_service.cli.counted import counting_denied
 from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
+from ratelimit_service.model import CountDenied
 from ratelimit_service.text.display import count, printable
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ __all__ = ["replay"]
     help="How many counters each set of rules may hold at a time.",
 )
 @click.option("--skip-unreadable", is_flag=True, help="Lines that cannot be read are no problem.")
+@counting_denied
 def replay(
     logs: Sequence[str],
     rules: Path,
@@ -69,6 +72,7 @@ def replay(
     percent: float,
     max_counters: int,
     skip_unreadable: bool,
+    count_denied: CountDenied | None,
 ) -> int:
     """Ask recorded requests of rules before these serve.
 
@@ -89,7 +93,7 @@ def replay(
     if page is not None and (why := _unwritable(page)):
         say(f"ratelimit: {printable(str(page))} cannot be written: {why}", err=True)
         return 2
-    settings = Settings()
+    settings = Settings(count_denied=count_denied)
     new = play.Trace(sources.rules_of(rules), settings, max_counters)
     old = None
     if against is not None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from ratelimit_service.cli.counted import counting_denied
 from ratelimit_service.cli.paths import PathArgument
 from ratelimit_service.cli.say import say
+from ratelimit_service.model import CountDenied
 
 __all__ = ["test"]
 
@@ -31,12 +33,19 @@ __all__ = ["test"]
     type=click.FloatRange(0, 100),
     help="Fail if fewer of the rules are met.",
 )
-def test(cases: Sequence[Path], shape: str, coverage: bool, min_coverage: float) -> int:
+@counting_denied
+def test(
+    cases: Sequence[Path],
+    shape: str,
+    coverage: bool,
+    min_coverage: float,
+    count_denied: CountDenied | None,
+) -> int:
     """Run tests of rules on a clock of their own.
 
     A test file NAME.test.yaml holds cases; of a directory all such files are run. Each case
     starts with no hits counted, and asks the real limiter what its steps ask, at their times.
-    Nothing is asked of a service and no time passes.
+    Nothing is asked of a service and no time passes. Settings in a file count above --count-denied.
 
     Exits 0 if everything was as expected, 1 if not, 2 if a file has problems.
 
@@ -49,10 +58,12 @@ def test(cases: Sequence[Path], shape: str, coverage: bool, min_coverage: float)
         read_cases,
     )
     from ratelimit_service.rule_lab.simulation.trial import Trial  # noqa: PLC0415
+    from ratelimit_service.settings import Settings  # noqa: PLC0415
 
     trial = Trial()
     try:
-        files = [read_cases(path) for path in find_case_files(cases)]
+        settings = Settings(count_denied=count_denied)
+        files = [read_cases(path, settings) for path in find_case_files(cases)]
         results = [result for file in files for result in trial.run(file)]
     except CasesError as error:
         say(str(error), err=True)

@@ -18,7 +18,7 @@ from ratelimit_service.http.doors import BODY_SECONDS
 from ratelimit_service.http.pages import rules_page
 from ratelimit_service.http.peers import is_local
 from ratelimit_service.http.port import Port, refused, shown, streamed
-from ratelimit_service.model import Code, Decision, whole_seconds
+from ratelimit_service.model import Code, CountDenied, Decision, whole_seconds
 from ratelimit_service.net.accepting import unmapped
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -128,10 +128,14 @@ class HttpPort(Port):
         if not self._health.serving:
             return web.Response(status=500, text=f"{self._health.why_not}\n")
         faults = self._health.faults
-        if not faults:
+        lines = [f"{component}: {reason}" for component, reason in faults.items()]
+        counted = self._settings.denied_counted
+        if counted is not CountDenied.NONE:
+            lines.append(f"count_denied: {counted}")
+        lines += [f"note: {name}: {text}" for name, text in self._health.notes.items()]
+        if not lines:
             return web.Response(text="OK")
-        lines = ["degraded", *(f"{component}: {reason}" for component, reason in faults.items())]
-        return web.Response(text="\n".join(lines) + "\n")
+        return web.Response(text="\n".join(["degraded" if faults else "OK", *lines]) + "\n")
 
     async def _livez(self, _: web.Request) -> web.Response:
         """200 for as long as anything is answered, also before and after it serves."""

@@ -15,7 +15,15 @@ from ratelimit_service.limiter.additions import speaking, wanted
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.usual import is_usual, stands_alone
-from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode, address_of
+from ratelimit_service.model import (
+    CountDenied,
+    CounterSpec,
+    Denied,
+    FailurePolicy,
+    Limit,
+    Mode,
+    address_of,
+)
 from ratelimit_service.observability.stats import Tally
 from ratelimit_service.rules.match import Match
 from ratelimit_service.rules.tree import Domain, MetNode, Node, Rule, Snapshot
@@ -165,7 +173,11 @@ class Compiler:
         rule: Rule | None,
     ) -> CompiledRule:
         settings = self._settings
-        always = settings.quota_mode or settings.count_denied or (rule and rule.quota_mode)
+        always = (
+            settings.quota_mode
+            or settings.denied_counted is CountDenied.ALL
+            or (rule and rule.quota_mode)
+        )
         compiled = self._compiled_limits(domain, tuple(limits), always=bool(always))
         return self._shared(
             CompiledRule(

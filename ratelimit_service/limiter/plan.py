@@ -9,7 +9,17 @@ from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.limiter.usual import has_template
-from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request, new_tuple
+from ratelimit_service.model import (
+    CountDenied,
+    Denied,
+    Descriptor,
+    Entry,
+    FailurePolicy,
+    Hit,
+    Mode,
+    Request,
+    new_tuple,
+)
 from ratelimit_service.rules.match import Match, match, match_any_value
 from ratelimit_service.rules.tree import REPLACES, Domain, MetNode, Snapshot
 from ratelimit_service.settings import Settings
@@ -65,6 +75,8 @@ class Planner:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._counts_reported = settings.denied_counted is CountDenied.REPORTED
+        """Whether hits of descriptors that bring their own number count whoever denies."""
         self.compiler = Compiler(settings)
         self.needs_request = any(each.needs_request for each in self.compiler.additions)
         """Whether answers need the request as it was."""
@@ -104,8 +116,10 @@ class Planner:
                 addend = request.hits_addend or 1
             if not isinstance(found, Match):
                 brought, met = self.compiler.override(domain, found)
-                refund = descriptor.is_negative_hits
-                plans.append(_counted(brought, met, descriptor.entries, (), addend, refund))
+                planned = _counted(
+                    brought, met, descriptor.entries, (), addend, descriptor.is_negative_hits
+                )
+                plans.append(self._reported(planned, descriptor))
             elif found.met is None or (replaced and _is_replaced(found, replaced)):
                 plans.append(self._without(domain, found, addend))
             else:
@@ -176,7 +190,18 @@ class Planner:
         lease = b""
         if refund and len(found.identity) < len(descriptor.entries):
             lease = _lease(descriptor.entries[-1].value)
-        return _counted(compiled, met, found.identity, found.shared, addend, refund, lease)
+        planned = _counted(compiled, met, found.identity, found.shared, addend, refund, lease)
+        return self._reported(planned, descriptor)
+
+    def _reported(self, planned: Plan, descriptor: Descriptor) -> Plan:
+        """The plan of hits that count whoever denies, if that is so of those that are reported."""
+        if not self._counts_reported or not descriptor.hits_addend or planned.refund:
+            return planned
+        hits = [
+            hit._replace(count_denied=hit.spec.algorithm.denied is not Denied.NOT_COUNTED)
+            for hit in planned.hits
+        ]
+        return planned._replace(hits=tuple(hits))
 
 
 def _is_replaced(found: Match, replaced: Collection[str]) -> bool:

@@ -17,7 +17,14 @@ from ratelimit_service.model.answer_style import (
 from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods, zone
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
 from ratelimit_service.model.hit import Hit, Mode, Outcome, new_tuple
-from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, WHOLE_PPM, FailurePolicy, Limit
+from ratelimit_service.model.limit import (
+    MAX_ADDEND,
+    MAX_EXACT,
+    WHOLE_PPM,
+    CountDenied,
+    FailurePolicy,
+    Limit,
+)
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.override import (
     MAX_OVERRIDES,
@@ -60,6 +67,7 @@ __all__ = [
     "Calendar",
     "Code",
     "Contradiction",
+    "CountDenied",
     "CounterSpec",
     "Decision",
     "Denied",

@@ -12,7 +12,7 @@ from ratelimit_service.model.network import Grouping
 from ratelimit_service.model.schedule import Schedule
 from ratelimit_service.model.unit import SECOND_US, Unit
 
-__all__ = ["MAX_ADDEND", "MAX_EXACT", "WHOLE_PPM", "FailurePolicy", "Limit"]
+__all__ = ["MAX_ADDEND", "MAX_EXACT", "WHOLE_PPM", "CountDenied", "FailurePolicy", "Limit"]
 
 _MOST_SCOPE: Final = 12
 _DIGEST_BYTES: Final = 9
@@ -40,6 +40,17 @@ class FailurePolicy(StrEnum):
     """Fail the call, so that Envoy's `failure_mode_deny` decides."""
     LOCAL = "local"
     """Count it in this process alone, which gets its share of the limit."""
+
+
+class CountDenied(StrEnum):
+    """Which hits of a denied request count all the same, in rules that say nothing of it."""
+
+    NONE = "none"
+    """None."""
+    REPORTED = "reported"
+    """Those of descriptors that bring a positive `hits_addend` of their own: what was used."""
+    ALL = "all"
+    """All."""
 
 
 class Limit(NamedTuple):

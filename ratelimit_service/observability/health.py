@@ -9,10 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["Health", "Phase"]
+__all__ = ["MAX_NOTES", "Health", "Phase"]
 
 log = logging.getLogger(__name__)
+
+
+MAX_NOTES: Final = 16
+"""The most subjects that are noted."""
 
 
 class Phase(StrEnum):
@@ -39,6 +44,7 @@ class Health:
         self._phase = Phase.STARTING
         self._faults: dict[str, str] = {}
         self._holds: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -61,6 +67,21 @@ class Health:
     def faults(self) -> dict[str, str]:
         """Why the process is degraded: a sentence for each component, in the order noticed."""
         return dict(self._faults)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What is worth knowing though nothing is degraded: a sentence for each subject."""
+        return dict(self._notes)
+
+    def note(self, subject: str, text: str) -> None:
+        """Records what does not degrade the process; logs it the first time.
+
+        So many subjects are noted at most (`MAX_NOTES`).
+        """
+        if subject not in self._notes and len(self._notes) < MAX_NOTES:
+            log.log(self._level, "%s: %s", subject, text)
+            self._notes[subject] = text
+            self._tell()
 
     def enter(self, phase: Phase) -> None:
         """Moves to a phase and tells the listeners."""

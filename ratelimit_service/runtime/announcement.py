@@ -51,6 +51,7 @@ def announce(
         ),
     ]
     lines += not_served(snapshot)
+    lines.append(f"hits of denied requests that count: {settings.denied_counted} (--count-denied)")
     options = []
     if settings.grpc.startswith("unix:") or grpc_port != 8081:
         options += ["--address", f"localhost:{grpc_port}" if grpc_port else settings.grpc]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ratelimit_service.model import Body, FailurePolicy, HeaderSet
+from ratelimit_service.model import Body, CountDenied, FailurePolicy, HeaderSet
 from ratelimit_service.settings.setting import Group, Setting, declared_in
 from ratelimit_service.settings.values import (
     ADDRESS,
     ADMIN_ADDRESS,
     ADMIN_ADDRESS_BY_DEFAULT,
     COUNT,
+    COUNT_DENIED,
     DEFAULT_ADMIN,
     DURATION,
     FAILURE_POLICY,
@@ -55,6 +56,9 @@ _EXPORTS = Group("Debug port, and metrics elsewhere than at /metrics")
 _OTEL = Group("OpenTelemetry")
 _DECISION_LOG = Group("Decision log")
 _PROCESS = Group("Processes and log")
+
+
+_OVER_XDS = "xds://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +144,12 @@ class Settings:
         "What answers when the store does not: open (allow), closed (deny), error, or local "
         "(count in this process).",
     )
-    count_denied: bool = _DECISIONS.setting(
-        False, SWITCH, "Count hits of denied requests too, in every rule."
+    count_denied: CountDenied | None = _DECISIONS.setting(
+        None,
+        COUNT_DENIED,
+        "Which hits of denied requests count too: none, reported (those of descriptors that bring "
+        "a hits_addend of their own), or all. Unset: reported where rules come over xDS, else "
+        "none.",
     )
     shadow_mode: bool = _DECISIONS.setting(False, SWITCH, "Deny nothing, whatever the rules say.")
     quota_mode: bool = _DECISIONS.setting(False, SWITCH, "Treat every rule as a quota.")
@@ -405,6 +413,13 @@ class Settings:
     )
     log_level: str = _PROCESS.setting("info", LOG_LEVEL, "debug, info, warning or error.")
     log_format: str = _PROCESS.setting("text", choice("FORMAT", "text", "json"), "text or json.")
+
+    @property
+    def denied_counted(self) -> CountDenied:
+        """Which hits of denied requests count, also where nobody has said so."""
+        if self.count_denied is not None:
+            return self.count_denied
+        return CountDenied.REPORTED if self.rules.startswith(_OVER_XDS) else CountDenied.NONE
 
 
 def settings() -> Iterator[Setting]:

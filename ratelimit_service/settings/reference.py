@@ -183,7 +183,7 @@ def _counting() -> Iterator[Variable]:
         section,
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
         "",
-        "A denied request never charges anything, unless `--count-denied` is set.",
+        "A denied request charges nothing, except for what `--count-denied` says.",
     )
     yield _same(section, "SHADOW_MODE", "shadow_mode")
     yield _same(section, "QUOTA_MODE", "quota_mode")

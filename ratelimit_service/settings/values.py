@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import MAX_EXACT, FailurePolicy
+from ratelimit_service.model import MAX_EXACT, CountDenied, FailurePolicy
 from ratelimit_service.settings.addresses import split_address, unix_path
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ADMIN_ADDRESS",
     "ADMIN_ADDRESS_BY_DEFAULT",
     "COUNT",
+    "COUNT_DENIED",
     "DEFAULT_ADMIN",
     "DURATION",
     "FAILURE_POLICY",
@@ -269,6 +270,12 @@ OPTIONAL_ADDRESS = ValueType("HOST:PORT", _address_or_nothing)
 COUNT = ValueType("N", _count)
 DURATION = ValueType("DURATION", parse_duration, _show_duration)
 """Microseconds."""
+COUNT_DENIED: ValueType[CountDenied | None] = ValueType(
+    "WHICH",
+    lambda text: CountDenied(_one_of(text, *CountDenied)) if text else None,
+    lambda which: which or "",
+)
+"""Empty for what the source of the rules says."""
 FAILURE_POLICY = ValueType("POLICY", lambda text: FailurePolicy(_one_of(text, *FailurePolicy)))
 FILE = ValueType("FILE", str)
 GRPC_ADDRESS = ValueType("HOST:PORT", _grpc_address)

@@ -235,3 +235,75 @@ def test_explain_in_json(rules: Path) -> None:
     first, second = map(json.loads, ran.out.splitlines())
     assert (first["rule"], first["steps"][0]["taken"], second["rule"]) == ("user", "user", None)
     assert first["counter"].endswith("f31536000:4:demo4:user=1:a")
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        (["--count-denied", "none"], ""),
+        ([], ""),
+        (
+            ["--count-denied", "reported"],
+            "if it is denied: hits that a descriptor brings itself count all the same "
+            "(--count-denied reported)\n",
+        ),
+        (
+            ["--count-denied", "all"],
+            "if it is denied: all hits count all the same (--count-denied all)\n",
+        ),
+    ],
+)
+def test_explain_says_what_counts_though_denied(rules: Path, counted: list[str], said: str) -> None:
+    """Explain takes the flag of serve, and says what it means for a rule with limits."""
+    ran = Ran("explain", *counted, "--rules", str(rules), "demo", "user=a")
+    free = Ran("explain", *counted, "--rules", str(rules), "demo", "free=a")
+    told = json.loads(
+        Ran("explain", *counted, "--json", "--rules", str(rules), "demo", "user=a").out
+    )
+
+    assert ran.out.partition("counter ")[2].partition("\n")[2] == said
+    assert "denied" not in free.out
+    assert told["count_denied"] == (counted[1] if counted else "none")
+
+
+BUDGET = """
+domain: demo
+descriptors:
+  - {key: tokens, rate_limit: {unit: day, requests_per_unit: 100}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("counted", "code"), [("none", "OK"), ("reported", "OVER_LIMIT"), ("all", "OVER_LIMIT")]
+)
+def test_rules_are_tried_as_they_will_count(tmp_path: Path, counted: str, code: str) -> None:
+    """The flag of serve says for `test` and `replay`, too, whether a report counts if denied."""
+    (tmp_path / "rules.yaml").write_text(BUDGET)
+    asked = "{domain: demo, descriptors: [{tokens: a}], hits: %d, expect: %s}"
+    steps = [asked % (60, "OK"), asked % (60, "OVER_LIMIT"), asked % (0, code)]
+    cases = tmp_path / "rules.test.yaml"
+    cases.write_text(f"cases: [{{name: one, steps: [{', '.join(steps)}]}}]\n")
+    log = tmp_path / "log.csv"
+    lines = [
+        f"2026-01-01T00:00:{second:02}Z,demo,{hits},a"
+        for second, hits in enumerate([60, 60, 60, 0, 0, 0])
+    ]
+    log.write_text("\n".join(["time,domain,hits,tokens", *lines]) + "\n")
+
+    tried = Ran("test", "--count-denied", counted, str(cases))
+    played = Ran(
+        *("replay", "--json", "--count-denied", counted),
+        *("--rules", str(tmp_path / "rules.yaml"), str(log)),
+    )
+
+    assert (tried.code, tried.out) == (0, "1 case passed\n")
+    denied = json.loads(played.out)["denied"]
+    assert denied == (2 if counted == "none" else 5)
+
+
+def test_what_counts_is_a_word(rules: Path) -> None:
+    """Another word than serve's is an error that names them."""
+    ran = Ran("explain", "--count-denied", "some", "--rules", str(rules), "demo", "user=a")
+
+    assert ran.code == 2
+    assert "'some' is unknown: use none or reported or all" in ran.err

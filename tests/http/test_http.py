@@ -15,7 +15,7 @@ from ratelimit_service.errors import TransportError
 from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.http import HttpPort
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.model import SECOND_US, FailurePolicy
+from ratelimit_service.model import SECOND_US, CountDenied, FailurePolicy
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
@@ -179,6 +179,34 @@ async def test_healthcheck(site: Site) -> None:
         (200, "degraded\nstore: Redis is away\n"),
         (500, "draining\n"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (Settings(), "OK\nnote: weather: it rains\n"),
+        (
+            Settings(rules="xds://localhost:18000"),
+            "OK\ncount_denied: reported\nnote: weather: it rains\n",
+        ),
+        (
+            Settings(count_denied=CountDenied.ALL),
+            "OK\ncount_denied: all\nnote: weather: it rains\n",
+        ),
+    ],
+)
+async def test_healthcheck_has_notes(tmp_path: Path, settings: Settings, text: str) -> None:
+    """What is worth knowing follows the OK: which hits of denied requests count, and notes."""
+    site = Site(tmp_path, settings, Away())
+    await site.start()
+    site.asking.health.enter(Phase.SERVING)
+    site.asking.health.note("weather", "it rains")
+    site.asking.health.note("weather", "it rains")
+
+    answer = await site.ask("/healthcheck")
+
+    await site.admin.close()
+    assert (answer.status, answer.text) == (200, text)
 
 
 async def test_rlconfig(site: Site) -> None:

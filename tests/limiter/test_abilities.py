@@ -10,7 +10,16 @@ import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.limiter import Planner
-from ratelimit_service.model import Algorithm, CounterSpec, Denied, Descriptor, Entry, Hit, Request
+from ratelimit_service.model import (
+    Algorithm,
+    CountDenied,
+    CounterSpec,
+    Denied,
+    Descriptor,
+    Entry,
+    Hit,
+    Request,
+)
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
@@ -65,7 +74,7 @@ def test_denied(can: Callable[..., None], denied: Denied, counted: tuple[bool, b
     """Denied hits are counted where the algorithm always does, or a setting says so and it can."""
     can(denied=denied)
 
-    alone, asked = hits(), hits(settings=Settings(count_denied=True))
+    alone, asked = hits(), hits(settings=Settings(count_denied=CountDenied.ALL))
 
     assert {hit.count_denied for hit in alone} == {counted[0]}
     assert {hit.count_denied for hit in asked} == {counted[1]}

@@ -28,6 +28,7 @@ class Settings:
     count_denied: bool = False
     quota_mode: bool = False
     shadow_mode: bool = False
+    count_reported: bool = False
 
 
 def terms_of(limit: Mapping[str, Any]) -> Terms:
@@ -122,6 +123,8 @@ class Meant:
     """Whether it is denied for that, if none of its other limits is over."""
     banned: bool = False
     exempt: bool = False
+    reported: bool = False
+    """Whether its hits are what was used: they count whoever denies."""
     lease: str = ""
     results: list[Counted] = field(default_factory=list)
     delays: list[int] = field(default_factory=list)
@@ -213,6 +216,8 @@ def _meant(asked: Asked, hits: int, rules: Sequence[Rule], settings: Settings, s
     addend = asked.addend if asked.addend is not None else hits or 1
     entries, lease = asked.entries, ""
     meant = Meant(refund=asked.negative)
+    # "`reported` [...] a descriptor that brings a positive `hits_addend` of its own".
+    meant.reported = settings.count_reported and bool(asked.addend) and not asked.negative
     if asked.limit:
         # "A descriptor may bring its own `limit`. The rules are not asked then [...]. It
         # counts on the counter that a rule with the same entries and window would use."

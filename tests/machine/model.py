@@ -263,10 +263,11 @@ class Model:
         """Whether hits of a denied request count too.
 
         "Rules with `quota_mode: true` count every hit (as with `count_denied`; buckets and leases
-        take only what has room)"; "`--count-denied` does this to every rule".
+        take only what has room)"; "`--count-denied all` does this to every rule", and `reported`
+        to every descriptor that brings a number of its own.
         """
         return (
-            terms.count_denied or one.quota or self.settings.count_denied
+            terms.count_denied or one.quota or self.settings.count_denied or one.reported
         ) and terms.algorithm != "concurrency"
 
     def _settle(self, meant: Sequence[Meant], now: int, lease: str, policy: str = "") -> bool:

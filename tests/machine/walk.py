@@ -151,7 +151,7 @@ def changed(rules: Sequence[Rule], choice: Choice) -> list[Rule]:
     return found
 
 
-settings = st.integers(0, 12).map(lambda mode: Settings(mode == 1, mode == 2, mode == 3))
+settings = st.integers(0, 12).map(lambda mode: Settings(mode == 1, mode == 2, mode == 3, mode > 8))
 
 
 class Wish(NamedTuple):

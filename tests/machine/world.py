@@ -12,6 +12,7 @@ from ratelimit_service import wire
 from ratelimit_service.errors import StatusCode, StoreError
 from ratelimit_service.model import (
     Code,
+    CountDenied,
     Descriptor,
     Entry,
     FailurePolicy,
@@ -339,7 +340,11 @@ def _descriptor(asked: Asked) -> Descriptor:
 def service_settings(settings: meaning.Settings, policy: str) -> Settings:
     return Settings(
         failure_policy=FailurePolicy(policy),
-        count_denied=settings.count_denied,
+        count_denied=CountDenied.ALL
+        if settings.count_denied
+        else CountDenied.REPORTED
+        if settings.count_reported
+        else None,
         quota_mode=settings.quota_mode,
         shadow_mode=settings.shadow_mode,
     )

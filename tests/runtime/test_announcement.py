@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.model import CountDenied
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.settings import Settings
 from tests.service.asking import Asking
@@ -40,6 +41,26 @@ def test_queues_need_redis(
     if warned:
         assert "user of edge, user of mail" in said[0]
         assert "give a Redis as --store, or remove on_limit" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "counted"),
+    [
+        (Settings(), "none"),
+        (Settings(rules="xds://localhost:18000"), "reported"),
+        (Settings(count_denied=CountDenied.ALL), "all"),
+    ],
+)
+def test_what_counts_though_denied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: Settings, counted: str
+) -> None:
+    """A start says which hits of denied requests count."""
+    asking = Asking(tmp_path, RULES.format(domain="edge", says=""))
+
+    announce(settings, asking.rules.snapshot, 8081, 8080, 0)
+
+    said = f"hits of denied requests that count: {counted} (--count-denied)"
+    assert said in capsys.readouterr().out.splitlines()
 
 
 def test_what_to_type(

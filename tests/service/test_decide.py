@@ -9,6 +9,7 @@ import pytest
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.model import (
     MAX_ADDEND,
+    CountDenied,
     Decision,
     Limit,
     Request,
@@ -241,7 +242,9 @@ async def test_tallies_as_the_reference(
 ) -> None:
     """Where denied hits are counted, over, near and within split as in envoyproxy/ratelimit."""
     rule = f"{{key: k, rate_limit: {{unit: minute, requests_per_unit: {limit}}}}}"
-    service = asking(f"domain: edge\ndescriptors: [{rule}]", settings=Settings(count_denied=True))
+    service = asking(
+        f"domain: edge\ndescriptors: [{rule}]", settings=Settings(count_denied=CountDenied.ALL)
+    )
     if after > hits:
         await service.ask(descriptor("k=x", addend=after - hits))
     tally = service.tally("k")

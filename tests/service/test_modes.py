@@ -8,6 +8,7 @@ import pytest
 
 from ratelimit_service.model import (
     Code,
+    CountDenied,
 )
 from ratelimit_service.settings import Settings
 from tests.service.asking import descriptor
@@ -142,7 +143,7 @@ descriptors:
 
 async def test_global_count_denied(asking: Ask) -> None:
     """With --count-denied a denied request is charged in every descriptor."""
-    service = asking(USER, settings=Settings(count_denied=True))
+    service = asking(USER, settings=Settings(count_denied=CountDenied.ALL))
     await service.ask("user=bob", hits=2)
 
     decision = await service.ask("user=bob", "tenant=a", hits=3)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ratelimit_service import compiled, limiter, wire
 from ratelimit_service.limiter import Planner, PlanTemplate, compiler
 from ratelimit_service.model import (
+    CountDenied,
     Descriptor,
     Entry,
     FailurePolicy,
@@ -82,7 +83,8 @@ SETTINGS = st.sampled_from(
         Settings(denial_quota=True),
         Settings(shadow_mode=True),
         Settings(quota_mode=True),
-        Settings(count_denied=True, failure_policy=FailurePolicy.CLOSED),
+        Settings(count_denied=CountDenied.ALL, failure_policy=FailurePolicy.CLOSED),
+        Settings(count_denied=CountDenied.REPORTED),
     ]
 )
 ENTRIES = st.tuples(

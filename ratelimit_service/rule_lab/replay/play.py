@@ -19,6 +19,7 @@ from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import (
     MINUTE_US,
     Code,
+    CountDenied,
     Descriptor,
     Entry,
     Hit,
@@ -85,6 +86,7 @@ class Trace:
         """`sample` callers of each rule are looked at one by one; `names` of the top are held."""
         self.snapshot = snapshot
         self._world = World(snapshot, settings, max_counters)
+        self._counts_reported = settings.denied_counted is CountDenied.REPORTED
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
         self.beside: Trace | None = None
@@ -366,6 +368,8 @@ class Trace:
             addend = request.hits_addend or 1
         if limit is not None or refund or not addend or not entries:
             return None
+        if self._counts_reported and request.descriptors[0].hits_addend is not None:
+            return None  # those of a kin bring no number of their own
         key, value = entries[-1]
         shape = request.domain, entries[:-1], key, addend
         kin = self._kin.get(shape)

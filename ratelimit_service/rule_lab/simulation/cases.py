@@ -135,8 +135,8 @@ def find_case_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def read_cases(path: Path) -> CaseFile:
-    """Reads a case file.
+def read_cases(path: Path, common: Settings | None = None) -> CaseFile:
+    """Reads a case file; `common` are the settings where it says nothing.
 
     Raises CasesError with all that is wrong in it, and RulesError if it is none or cannot be read.
     """
@@ -149,7 +149,9 @@ def read_cases(path: Path) -> CaseFile:
         if "cases" not in root and parse(str(path), data).domain:
             raise RulesError(_of_rules(path))
         rules = _rules(root, path)
-        cases = tuple(_cases(root, _start_us(root, _START_US), _settings(root, Settings())))
+        cases = tuple(
+            _cases(root, _start_us(root, _START_US), _settings(root, common or Settings()))
+        )
         if not cases and not reader.problems:
             root.report("no_cases", "cases are missing: write what is asked and expected")
     except Unreadable:
