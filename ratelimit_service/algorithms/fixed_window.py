@@ -52,12 +52,13 @@ def charge(
 ) -> Step:
     """Counts `addend` hits if all of them fit below the limit, or in any case with `force`.
 
-    0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
+    0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing. A
+    counter at its top may have counted more than it can hold, so there a peek does not pass.
     """
     if spec.adds:
         number = state if isinstance(state, int) else -1
         packed, remaining, reset_us = passing(number, now_us, addend, spec.limit, spec.window_us)
-        if remaining >= 0:
+        if remaining >= 0 and (addend or remaining):
             return step((True, packed if addend else state, remaining, reset_us, 0, addend, False))
     return charge_any(state, now_us, addend, spec, force)
 
@@ -180,7 +181,7 @@ def charge_any(
     """As `charge`, the long way."""
     limit, window = spec.limit, _Window(state, now_us, spec)
     count = window.count
-    passed = count + addend <= limit
+    passed = count + addend <= limit and (addend > 0 or count < _MAX_COUNT)
     retry_us = 0
     if not passed:
         retry_us = window.reset_us if addend <= limit else window.window_us

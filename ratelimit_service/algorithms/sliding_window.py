@@ -42,7 +42,7 @@ def charge(
             number, before, count, remaining, reset_us = passing(
                 number, before, count, now_us, addend, spec
             )
-            if remaining >= 0:
+            if remaining >= 0 and (addend or remaining):
                 if addend:
                     state = packed(number, before, count)
                 return step((True, state, remaining, reset_us, 0, addend, False))
@@ -55,8 +55,10 @@ def charge_any(
     """As `charge`, whatever becomes of the hits."""
     limit, window = spec.limit, _window(state, now_us, spec)
     remaining = limit - window.count()
-    passed = addend <= remaining
-    retry_us = 0 if passed else window.retry_us(addend)
+    # A counter at its top may have counted more than it can hold: there a peek is over.
+    least = addend or int(limit == MAX_ADDEND)
+    passed = least <= remaining
+    retry_us = 0 if passed else window.retry_us(least)
     counted = addend if passed or force else 0
     if counted:
         window.add(counted)

@@ -219,11 +219,13 @@ CASES = [
         ],
     ),
     Case(
-        "counts stop at 2^32-1",
+        "counts stop at 2^32-1, where a counter is over",
         [
             Charge(T, [hit(MAX_ADDEND, count_denied=True)], [over(5, MAX_ADDEND)]),
             Charge(T, [hit(MAX_ADDEND, count_denied=True)], [over(0, MAX_ADDEND)]),
-            Charge(T, [hit(0, limit=MAX_ADDEND)], [ok(0, 0)]),
+            Charge(T, [hit(0, limit=MAX_ADDEND)], [over(0)]),
+            Charge(T, [hit(1, limit=MAX_ADDEND, refund=True)], [ok(1, 1)]),
+            Charge(T, [hit(0, limit=MAX_ADDEND)], [ok(1, 0)]),
         ],
     ),
     Case(

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from ratelimit_service.model import Code, CountDenied
+from ratelimit_service.model import MAX_ADDEND, Code, CountDenied
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
 from tests.service.asking import Asking, descriptor
@@ -183,6 +183,31 @@ async def test_token_budgets(
             await ask(service, "minute=a 60")
 
     assert passed == admitted
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "algorithm: fixed_window",
+        "anchor: first_hit",
+        "per: calendar",
+        "algorithm: sliding_window",
+        "algorithm: sliding_window, buckets: 6",
+    ],
+)
+async def test_counters_at_their_top_are_over(
+    tmp_path: Path, store: Store, clock: Time, how: str
+) -> None:
+    """What a counter cannot hold any more may have come, so a look at its top does not pass."""
+    limit = f"{{unit: day, requests_per_unit: {MAX_ADDEND}, {how}}}"
+    rules = f"domain: edge\ndescriptors:\n  - {{key: user, rate_limit: {limit}}}\n"
+    settings = Settings(count_denied=CountDenied.REPORTED)
+    service = Asking(tmp_path, rules, settings=settings, store=store, clock=clock)
+
+    hits = [MAX_ADDEND - 1, 0, 1, 0, 1, 0, -1, 0, 5, 0]
+    codes = [await ask(service, f"user=a {each}") for each in hits]
+
+    assert codes == [OK, OK, OK, OVER, OVER, OVER, OK, OK, OVER, OVER]
 
 
 @pytest.mark.parametrize(

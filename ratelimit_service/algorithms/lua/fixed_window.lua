@@ -64,7 +64,7 @@ end
 local function charge(state, now, addend, spec, force)
   local limit, found = spec.limit, read(state, now, spec)
   local count, reset, retry, counted = found.count, found.reset, 0, 0
-  local passed = count + addend <= limit
+  local passed = count + addend <= limit and (addend > 0 or count < MAX_COUNT)
   if not passed then
     retry = addend <= limit and reset or found.window
   end

@@ -249,8 +249,10 @@ function sliding_window.charge(state, now, addend, spec, force)
   local kind = spec.buckets > 0 and parts or two
   local window = kind.read(type(state) == "string" and state, now, spec)
   local remaining = spec.limit - kind.count(window)
-  local passed = addend <= remaining
-  local retry = passed and 0 or kind.retry(window, addend)
+  -- A counter at its top may have counted more than it can hold: there a peek is over.
+  local least = addend == 0 and spec.limit == MAX_COUNT and 1 or addend
+  local passed = least <= remaining
+  local retry = passed and 0 or kind.retry(window, least)
   local counted = 0
   if addend > 0 and (passed or force) then
     counted = addend
