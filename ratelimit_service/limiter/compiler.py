@@ -113,6 +113,27 @@ class Compiler:
         compiled = self._limited(domain, (limit,), mode, settings.failure_policy, None)
         return compiled, self._tallied(domain.overrides.of())
 
+    def unkept(self, rule: CompiledRule) -> CompiledRule:
+        """The same for reports that do not count if they are denied: it takes the long ways."""
+        return self._shared(
+            CompiledRule(
+                rule.kind,
+                rule.limits,
+                rule.mode,
+                rule.hit_mode,
+                rule.policy,
+                rule.near_remaining,
+                rule.independent,
+                False,
+                rule.says,
+                rule.leasing,
+                rule.groups,
+                rule.stray,
+                era=rule.era,
+                unkept=True,
+            )
+        )
+
     def unserved(self) -> CompiledRule:
         """Of descriptors in a domain whose rules never loaded."""
         says = self._says(None, ())

@@ -29,6 +29,10 @@ from ratelimit_service.stores.keys import KeyStem
 __all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner", "unasked"]
 
 
+_MOST_LOOKED: Final = 1_000
+"""So many rules are known to have been asked with 0 hits."""
+
+
 def unasked(plans: Sequence[Plan]) -> Settled:
     """The result of a request that has nothing to charge. Only a failure policy can deny it."""
     for rule, _, _, _ in plans:
@@ -77,6 +81,8 @@ class Planner:
         self._settings = settings
         self._counts_reported = settings.denied_counted is CountDenied.REPORTED
         """Whether hits of descriptors that bring their own number count whoever denies."""
+        self._looked: set[tuple[str, str]] = set()
+        """Domains and paths of rules that were asked with 0 hits."""
         self.compiler = Compiler(settings)
         self.needs_request = any(each.needs_request for each in self.compiler.additions)
         """Whether answers need the request as it was."""
@@ -195,13 +201,28 @@ class Planner:
 
     def _reported(self, planned: Plan, descriptor: Descriptor) -> Plan:
         """The plan of hits that count whoever denies, if that is so of those that are reported."""
-        if not self._counts_reported or not descriptor.hits_addend or planned.refund:
+        if descriptor.hits_addend is None or planned.refund:
             return planned
-        hits = [
-            hit._replace(count_denied=hit.spec.algorithm.denied is not Denied.NOT_COUNTED)
-            for hit in planned.hits
-        ]
-        return planned._replace(hits=tuple(hits))
+        declared = planned.declared
+        path = (declared.domain, declared.path) if declared is not None else None
+        if not descriptor.hits_addend:
+            if path is not None and len(self._looked) < _MOST_LOOKED:
+                self._looked.add(path)
+            return planned
+        if self._counts_reported:
+            hits = [
+                hit._replace(count_denied=hit.spec.algorithm.denied is not Denied.NOT_COUNTED)
+                for hit in planned.hits
+            ]
+            planned = planned._replace(hits=tuple(hits))
+        if path not in self._looked or all(_kept(hit) for hit in planned.hits):
+            return planned
+        return planned._replace(rule=self.compiler.unkept(planned.rule))
+
+
+def _kept(hit: Hit) -> bool:
+    """Whether a hit counts, though it is denied."""
+    return hit.count_denied and hit.spec.algorithm.denied >= Denied.COUNTED
 
 
 def _is_replaced(found: Match, replaced: Collection[str]) -> bool:

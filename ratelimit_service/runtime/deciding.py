@@ -31,7 +31,7 @@ async def deciding(
     keeping: asyncio.Task[None] | None = None
     try:
         await store.start()
-        service = Service(snapshot, store, settings, stats)
+        service = Service(snapshot, store, settings, stats, note=health.note)
         service.enqueueing = enqueueing = Enqueueing(queues, stats)
         history = CallerHistory(service.callers, board) if service.callers is not None else None
         if history is not None:

@@ -324,6 +324,7 @@ class _Worker:
                 "cpu_us": time.process_time_ns() // 1_000,
                 "resident_bytes": _resident_bytes(),
                 "faults": self._health.faults,
+                "notes": self._health.notes,
                 "overrides": self._stats.overrides,
             },
         )

@@ -74,6 +74,7 @@ class _Beat(TypedDict):
     cpu_us: int
     resident_bytes: int
     faults: dict[str, str]
+    notes: NotRequired[dict[str, str]]
     overrides: NotRequired[dict[str, int]]
     """Those in force, by kind."""
 
@@ -414,6 +415,7 @@ class Workers(AskedWorkers):
         for number in said.get("gone", ()):
             if number in worker.peers:
                 self._guests.leave(worker.peers.pop(number))
+        self._overall.note(said.get("notes", {}))
         if worker.faults != said["faults"]:
             worker.faults = said["faults"]
             self._overall.sum_up(worker.faults for worker in self._all)

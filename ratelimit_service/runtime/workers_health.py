@@ -35,6 +35,11 @@ class WorkersHealth:
         for component, reason in faults.items():
             self._health.degrade(component, reason)
 
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Notes what a worker has noted."""
+        for subject, text in notes.items():
+            self._health.note(subject, text)
+
     def look(self, serving: int, *, stopping: bool) -> None:
         """Says how many workers are missing, if so many serve; none is missing at the start."""
         missing = self._count - serving

@@ -18,6 +18,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.faults import FAILED_REQUEST, Faults
 from ratelimit_service.service.giving_back import give_back
+from ratelimit_service.service.notes import Note, note_unkept
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
@@ -54,7 +55,9 @@ class Answering:
         faults: Faults,
         rare_log: RareLog,
         clock: Clock,
+        note: Note,
     ) -> None:
+        self._note = note
         self._clock = clock
         self._store = store
         self._settings = settings
@@ -126,6 +129,8 @@ class Answering:
         if decision.holds_us:
             answer += wire.encode_quota(self._clock() + decision.holds_us)
         limiter.tally(asked.plans, each, verdict, self._stats, self._settings, callers)
+        if verdict is Verdict.DENIED:
+            note_unkept(asked.plans, each, self._note)
         if decision.metadata and "by_policy" in decision.metadata:
             self._rare_log.by_policy()
         return answer

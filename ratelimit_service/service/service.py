@@ -32,6 +32,7 @@ from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
+from ratelimit_service.service.notes import Note, unnoted
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch, record
@@ -70,8 +71,12 @@ class Service:
         settings: Settings,
         stats: Stats,
         clock: Clock = now_us,
+        note: Note = unnoted,
     ) -> None:
-        """`snapshot` gives the rules that hold now; one is used for a whole batch."""
+        """`snapshot` gives the rules that hold now; one is used for a whole batch.
+
+        `note` hears of what health should tell, though nothing is degraded.
+        """
         self._snapshot = snapshot
         self._clock = clock
         self._store = store
@@ -83,7 +88,9 @@ class Service:
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self.steering = Steering(settings, store, self._planning)
         """The overrides that are in force here."""
-        self._answering = Answering(settings, store, stats, self._faults, rare_log, clock)
+        self._answering = Answering(
+            settings, store, stats, self._faults, rare_log, clock, note
+        )
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
         self._compiler = self._planning.compiler

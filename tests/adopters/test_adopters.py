@@ -105,7 +105,8 @@ def test_rules_from_a_management_server(
     assert codes == ["OK", "OK", "OVER_LIMIT"]
     request = management.conversation().asked[0]
     assert request.node.id == pod.environment["CONFIG_GRPC_XDS_NODE_ID"]
-    wait_until(lambda: running.get("/healthcheck").text == "OK", "it to be well")
+    well = "OK\ncount_denied: reported\n"  # as these adopters count tokens
+    wait_until(lambda: running.get("/healthcheck").text == well, "it to be well")
     assert {running.get(path).status for path in pod.probes} == {200}
     counted = {
         line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines(running.metrics())

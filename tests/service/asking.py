@@ -149,6 +149,7 @@ class Asking:
             self.settings,
             self.stats,
             clock,
+            self.health.note,
         )
         self.clock = clock
 

@@ -150,3 +150,46 @@ async def test_global_count_denied(asking: Ask) -> None:
 
     assert decision.code is OVER
     assert decision.statuses[1].remaining == 7
+
+
+LOOKED_AT = """
+domain: edge
+descriptors:
+  - {key: lost, rate_limit: {unit: day, requests_per_unit: 100}}
+  - {key: kept, rate_limit: {unit: day, requests_per_unit: 100, count_denied: true}}
+  - {key: bucket, rate_limit: {unit: day, requests_per_unit: 100, algorithm: token_bucket}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("counted", "rule", "look", "cost", "mend"),
+    [
+        (None, "lost", 0, 101, "say count_denied in the rule, or --count-denied reported"),
+        (None, "lost", None, 101, ""),
+        (None, "lost", 0, 25, ""),
+        (None, "kept", 0, 101, ""),
+        (CountDenied.REPORTED, "lost", 0, 101, ""),
+        (CountDenied.REPORTED, "bucket", 0, 101, "so make it a window"),
+        (CountDenied.ALL, "lost", 0, 101, ""),
+    ],
+)
+async def test_reports_that_are_lost_are_noted(
+    asking: Ask,
+    caplog: pytest.LogCaptureFixture,
+    counted: CountDenied | None,
+    rule: str,
+    look: int | None,
+    cost: int,
+    mend: str,
+) -> None:
+    """A limit that is asked with 0 hits, and then loses what was used, is told of once."""
+    service = asking(LOOKED_AT, settings=Settings(count_denied=counted))
+    for _ in range(3):
+        await service.ask(descriptor(f"{rule}=a", addend=look))
+        await service.ask(descriptor(f"{rule}=a", addend=cost))
+
+    notes, said = service.health.notes, [record.getMessage() for record in caplog.records]
+    assert list(notes) == ([f"rule {rule} of edge"] if mend else [])
+    assert all(note.endswith(mend) for note in notes.values())
+    assert said == [f"{name}: {note}" for name, note in notes.items()]
+    assert not service.health.faults
