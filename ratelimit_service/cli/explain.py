@@ -14,7 +14,7 @@ from ratelimit_service.cli.counted import counting_denied
 from ratelimit_service.cli.say import say, say_line
 from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import parse_descriptor, utf8
-from ratelimit_service.model import CountDenied
+from ratelimit_service.model import CountDenied, Denied
 from ratelimit_service.text.descriptors import override_text
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def explain(
                 say_line(f"counter {key}")
             if keys and counted is not CountDenied.NONE:
                 say(f"if it is denied: {_COUNTED[counted]} (--count-denied {counted})")
+                for line in _cannot_owe(explanation):
+                    say(line)
             for each in steered or ():
                 say_line(f"override: {override_text(each)}")
             if steered == []:
@@ -99,6 +101,20 @@ _COUNTED: Final = {
     CountDenied.REPORTED: "hits that a descriptor brings itself count all the same",
     CountDenied.ALL: "all hits count all the same",
 }
+
+
+def _cannot_owe(explanation: Explanation) -> list[str]:
+    """A hint for each algorithm of its limits that counts no hits without room."""
+    from ratelimit_service.algorithms import ALGORITHMS  # noqa: PLC0415
+
+    rule = explanation.match.rule
+    names = dict.fromkeys([each.algorithm for each in rule.limits] if rule else [])
+    return [
+        f"but {name} counts only hits for which there is room: a limit that is asked with 0 hits, "
+        "and charged afterwards, should be a window"
+        for name in names
+        if ALGORITHMS[name].denied < Denied.COUNTED
+    ]
 
 
 def _counter_keys(

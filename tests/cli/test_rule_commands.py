@@ -307,3 +307,17 @@ def test_what_counts_is_a_word(rules: Path) -> None:
 
     assert ran.code == 2
     assert "'some' is unknown: use none or reported or all" in ran.err
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "concurrency"])
+def test_explain_says_what_cannot_owe(tmp_path: Path, algorithm: str) -> None:
+    """Where reports are to count, a limit that cannot count them without room gets a hint."""
+    limit = f"{{unit: day, requests_per_unit: 9, algorithm: {algorithm}}}"
+    (tmp_path / "rules.yaml").write_text(
+        f"domain: demo\ndescriptors:\n  - {{key: user, rate_limit: {limit}}}\n"
+    )
+    command = ("explain", "--rules", str(tmp_path), "demo", "user=a")
+
+    hint = f"but {algorithm} counts only hits for which there is room: "
+    assert hint in Ran(*command, "--count-denied", "reported").out
+    assert hint not in Ran(*command).out
