@@ -70,6 +70,8 @@ def test(
         return 2
     for line in FORMATS[shape](results):
         say(line)
+    for name, text in trial.notes.items():
+        say(f"hint: {name}: {text}", err=True)
     met = trial.coverage
     few = met.percent < min_coverage
     if coverage or few:

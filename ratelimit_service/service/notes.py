@@ -16,7 +16,7 @@ __all__ = ["Note", "note_unkept", "unnoted"]
 _MOST_CHARACTERS = 200
 """Of the name of a rule."""
 
-Note = Callable[[str, str], None]
+Note = Callable[[str, str], object]
 """Takes a subject, and a sentence on it."""
 
 

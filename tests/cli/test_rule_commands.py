@@ -280,7 +280,9 @@ def test_rules_are_tried_as_they_will_count(tmp_path: Path, counted: str, code: 
     """The flag of serve says for `test` and `replay`, too, whether a report counts if denied."""
     (tmp_path / "rules.yaml").write_text(BUDGET)
     asked = "{domain: demo, descriptors: [{tokens: a}], hits: %d, expect: %s}"
-    steps = [asked % (60, "OK"), asked % (60, "OVER_LIMIT"), asked % (0, code)]
+    asks = [(0, "OK"), (60, "OK"), (60, "OVER_LIMIT"), (0, code)]
+    steps = [asked % each for each in asks]
+    hinted = counted == "none"
     cases = tmp_path / "rules.test.yaml"
     cases.write_text(f"cases: [{{name: one, steps: [{', '.join(steps)}]}}]\n")
     log = tmp_path / "log.csv"
@@ -297,6 +299,7 @@ def test_rules_are_tried_as_they_will_count(tmp_path: Path, counted: str, code: 
     )
 
     assert (tried.code, tried.out) == (0, "1 case passed\n")
+    assert ("hint: rule tokens of demo: it is asked with 0 hits" in tried.err) == hinted
     denied = json.loads(played.out)["denied"]
     assert denied == (2 if counted == "none" else 5)
 

@@ -80,6 +80,8 @@ class Trial:
     def __init__(self) -> None:
         self._snapshots: dict[Path, Snapshot] = {}
         self._met: set[Rule] = set()
+        self.notes: dict[str, str] = {}
+        """What a service would have noted of what has run until now, by subject."""
 
     @property
     def coverage(self) -> Coverage:
@@ -96,7 +98,9 @@ class Trial:
         """Runs the cases of a file. Raises CasesError if its rules have problems."""
         snapshot = self._snapshot(file.rules)
         for case in file.cases:
-            yield self._run(file.path, case, World(snapshot, case.settings))
+            world = World(snapshot, case.settings)
+            yield self._run(file.path, case, world)
+            self.notes |= world.notes
 
     def _snapshot(self, path: Path) -> Snapshot:
         path = path.resolve()  # so that several test files may share rules, however they name them

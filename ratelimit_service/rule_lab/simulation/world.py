@@ -24,6 +24,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.service.notes import note_unkept
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
@@ -67,6 +68,8 @@ class World:
         self._snapshot = snapshot
         self._settings = settings
         self._planner = Planner(settings)
+        self.notes: dict[str, str] = {}
+        """What a service would have noted of the requests that were decided, by subject."""
         self._now_us = 0
         self._leases = 0
         self._stats = Stats()
@@ -146,6 +149,8 @@ class World:
         outcomes = iter(settled.outcomes)
         each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
         decision = answer(request, plans, each, settled, self._settings, lease)
+        if decision.code is Code.OVER_LIMIT:
+            note_unkept(plans, each, self.notes.setdefault)
         return _decided(decision, plans)
 
     def _clock(self) -> int:
