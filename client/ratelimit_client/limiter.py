@@ -89,7 +89,8 @@ class Limiter:
     async def charge(self, *descriptors: Described, cost: int, **entries: Value) -> Decision:
         """Counts a cost that is known only afterwards. No remembered denial stands in its way.
 
-        A rule counts it beyond its limit only if it says `count_denied`. Raises as `check`.
+        A rule counts it beyond its limit only if it says `count_denied`, or the service has
+        `--count-denied all`. Raises as `check`.
         """
         return await self._run(self._asking.ask(self._of(descriptors, entries, cost)))
 
