@@ -88,9 +88,7 @@ class Service:
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self.steering = Steering(settings, store, self._planning)
         """The overrides that are in force here."""
-        self._answering = Answering(
-            settings, store, stats, self._faults, rare_log, clock, note
-        )
+        self._answering = Answering(settings, store, stats, self._faults, rare_log, clock, note)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
         self._compiler = self._planning.compiler
