@@ -10,11 +10,12 @@ from itertools import groupby
 from typing import Final
 
 import click
+from click.core import ParameterSource
 
 from ratelimit_service.cli.say import say
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings import Setting, Settings, settings
-from ratelimit_service.settings.environment import defaults, remarks
+from ratelimit_service.settings.environment import defaults, refuse_incomplete, remarks
 
 __all__ = ["STANDS_IN", "serve"]
 
@@ -72,14 +73,50 @@ _FOR_LATER: Final = {signal.SIGHUP, signal.SIGUSR2}
 """Signals that must not end it before there is somebody to hear them: `runtime.signals` does so."""
 
 
+_BY_US: Final = {ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT}
+"""Where a setting comes from that somebody named as ours."""
+
+
+def _refuse_unreadable_stores(ctx: click.Context, given: Settings) -> None:
+    """Raises SettingsError, which names the variable or the flag, for a URL that is no store's."""
+    from ratelimit_service.stores.redis.address import parse_store  # noqa: PLC0415 -- see `main`
+
+    theirs = {"store": "REDIS_URL", "second_store": "REDIS_PERSECOND_URL"}
+    for setting in settings():
+        url = getattr(given, setting.name)
+        if setting.name not in theirs or url in {"", "memory"} or url.startswith("file:"):
+            continue
+        source = ctx.get_parameter_source(setting.name)
+        names = {
+            ParameterSource.COMMANDLINE: setting.flag,
+            ParameterSource.ENVIRONMENT: setting.environment,
+        }
+        named = theirs[setting.name]
+        if named not in os.environ:  # noqa: TID251 -- only for the name
+            named = setting.default_environment
+        try:
+            parse_store(url)
+        except SettingsError as error:
+            raise SettingsError(
+                f"{names.get(source or ParameterSource.DEFAULT, named)}: {error}"
+            ) from error
+
+
 def _serve(*, only_check: bool, **values: object) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_LATER)
     from ratelimit_service.runtime.announcement import not_served  # noqa: PLC0415 -- see `main`
     from ratelimit_service.runtime.app import check, serve  # noqa: PLC0415
 
     given = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser
+    ctx = click.get_current_context()
     told = remarks(os.environ)  # noqa: TID251 -- handed over, not read
-    told += _of_unknown(click.get_current_context())
+    refuse_incomplete(
+        os.environ,  # noqa: TID251 -- handed over, not read
+        given,
+        store_named=ctx.get_parameter_source("store") in _BY_US,
+    )
+    _refuse_unreadable_stores(ctx, given)
+    told += _of_unknown(ctx)
     if only_check:
         rules = check(given)
         for line in told:

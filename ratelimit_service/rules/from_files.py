@@ -32,14 +32,16 @@ class FromFiles(RuleSource):
 
     keeps_vanished = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_lack: bool = False) -> None:
+        """`may_lack` lets a start do without any rules, which are taken when they come."""
+        self._may_lack = may_lack
         self.location = str(path)
         self._path = path
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The path may not exist yet: `read` says so."""
-        return cls(Path(settings.rules))
+        return cls(Path(settings.rules), may_lack=settings.start_without_rules)
 
     def read(self) -> Found:
         """Raises RulesError if there are no files."""
@@ -55,6 +57,8 @@ class FromFiles(RuleSource):
         except RulesError as error:
             if not isinstance(error.__cause__, NoRulesError):
                 raise
+            if self._may_lack:
+                return None
             first = self._path if self._path.suffix else self._path / "first.yaml"
             message = f"{error}, or write a first rule file: ratelimit init {first}"
             raise RulesError(message) from error

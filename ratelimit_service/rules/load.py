@@ -228,7 +228,8 @@ class Rules:
                 if self._ended:  # and with it the process that built
                     return
                 self._stats.rule_loads["error"] += 1
-                self._health.degrade("rules", f"{error}; the last good rules stay")
+                then = "the last good rules stay" if self.begun else "the failure policy decides"
+                self._health.degrade("rules", f"{error}; {then}")
                 if found is not None:
                     problem = Problem(Source(self._source.location), "", str(error), "internal")
                     self._source.judged(found, {"": [problem]})

@@ -77,7 +77,8 @@ class Settings:
     start_without_rules: bool = _RULES.setting(
         False,
         SWITCH,
-        "Serve before a management server has sent rules: the failure policy decides.",
+        "Serve before there are rules, in files or from a management server: the failure policy "
+        "decides.",
     )
 
     healthy_with_rules: bool = _RULES.setting(

@@ -8,11 +8,23 @@ from collections.abc import Mapping
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.declared import Settings, settings
-from ratelimit_service.settings.reference import Treatment, set_in
+from ratelimit_service.settings.reference import (
+    REFERENCE,
+    Treatment,
+    is_service_link,
+    set_in,
+)
 from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.settings.values import SWITCH, checked, is_on
 
-__all__ = ["HANDOVER", "defaults", "from_environment", "inherited", "remarks"]
+__all__ = [
+    "HANDOVER",
+    "defaults",
+    "from_environment",
+    "inherited",
+    "refuse_incomplete",
+    "remarks",
+]
 
 _OURS = "RATELIMIT_"
 
@@ -30,6 +42,19 @@ _SERVICE_LINKS = re.compile(
 
 _NEAR = 0.75
 """How alike a name must be to be a misspelling of another, from 0 to 1."""
+
+_THEIRS = re.compile("(REDIS|GRPC|RUNTIME|CONFIG|USE|LOCAL_CACHE|EXPIRATION)_")
+"""How families of envoyproxy/ratelimit's names begin: who sets such a name means the service."""
+
+_NEAR_THEIRS = 0.85
+"""The same for their names, of which others may set some: REDIS_HOST is no misspelling."""
+
+_OF_GRPC = re.compile(
+    "GRPC_(VERBOSITY|TRACE|STACKTRACE_MINLOGLEVEL|DNS_RESOLVER|POLL_STRATEGY|EXPERIMENT|ENABLE_"
+    "|DEFAULT_SSL|NOT_USE_SYSTEM|SYSTEM_SSL|SSL_|GO_|PYTHON_|PROXY_EXP|XDS_|ABORT_ON_|BINARY_LOG_"
+    "|BUILD_|LB_|ALTS_|CLIENT_CHANNEL_|ARENA_|FORK_|HEALTH_|CONFIG_)"
+)
+"""Names that gRPC's own libraries read, in this process or beside it."""
 
 
 def inherited() -> int | None:
@@ -65,10 +90,40 @@ def defaults(environ: Mapping[str, str]) -> dict[str, str]:
     return found | from_reference(environ)
 
 
+def refuse_incomplete(environ: Mapping[str, str], given: Settings, *, store_named: bool) -> None:
+    """Raises SettingsError if a store or a protection was asked for and lacks what it needs.
+
+    `store_named` says that somebody chose where to count, so memory is meant.
+    """
+    if is_on(environ, "GRPC_SERVER_USE_TLS") and not (given.tls_cert and given.tls_key):
+        raise SettingsError(
+            "GRPC_SERVER_USE_TLS is on, but GRPC_SERVER_TLS_CERT or GRPC_SERVER_TLS_KEY is not "
+            "set: set both, or GRPC_SERVER_USE_TLS=false for no TLS"
+        )
+    if given.store != "memory" or store_named:
+        return
+    for name in ("RATELIMIT_STORE", "REDIS_URL"):
+        if name in environ:
+            raise SettingsError(
+                f"{name} is empty, so each process would count for itself in memory: set it to a "
+                "Redis, or take it out and say RATELIMIT_STORE=memory"
+            )
+    asking = [
+        name
+        for variable, name, value in set_in(environ)
+        if (name == "BACKEND_TYPE" or variable.name.startswith("REDIS_")) and not _is_off(value)
+    ]
+    if asking:
+        raise SettingsError(
+            f"{', '.join(asking)} set, but not REDIS_URL, so each process would count for itself "
+            "in memory: set REDIS_URL, or say RATELIMIT_STORE=memory"
+        )
+
+
 def remarks(environ: Mapping[str, str]) -> list[str]:
     """What a start says of variables that are set and do nothing, a line each.
 
-    Raises SettingsError for a name of ours that is misspelt.
+    Raises SettingsError for a misspelt name of ours or of envoyproxy/ratelimit's.
     """
     lines = []
     if unknown := _unknown(environ):
@@ -96,6 +151,27 @@ def _unknown(environ: Mapping[str, str]) -> list[str]:
         if near:
             raise SettingsError(f"{name} is no name of a setting: did you mean {short[near[0]]}?")
         unknown.append(name)
+    return unknown + _unknown_of_theirs(environ)
+
+
+def _unknown_of_theirs(environ: Mapping[str, str]) -> list[str]:
+    from difflib import get_close_matches  # noqa: PLC0415 -- only at the start, not in workers
+
+    honoured = [each.name for each in REFERENCE if each.treatment is Treatment.HONOURED]
+    unknown = []
+    for name in sorted(environ):
+        family = _THEIRS.match(name)
+        if (
+            not (family and environ[name])
+            or is_service_link(name, environ[name])
+            or any(each.is_for(name) for each in REFERENCE)
+        ):
+            continue
+        alike = [each for each in honoured if each.startswith(family[0])]
+        if near := get_close_matches(name, alike, n=1, cutoff=_NEAR_THEIRS):
+            raise SettingsError(f"{name} is no name of a setting: did you mean {near[0]}?")
+        if not _OF_GRPC.match(name):
+            unknown.append(name)
     return unknown
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings.addresses import split_address
-from ratelimit_service.settings.values import is_on
+from ratelimit_service.settings.addresses import split_address, tidy
+from ratelimit_service.settings.values import checked, is_on
 
 __all__ = ["second_store_of", "store_of"]
 
@@ -22,16 +23,30 @@ def second_store_of(environ: Mapping[str, str]) -> str:
 
     Raises SettingsError.
     """
-    if is_on(environ, "REDIS_PERSECOND") and environ.get("REDIS_PERSECOND_URL"):
-        return _url(environ, "REDIS_PERSECOND_")
-    return ""
+    if not is_on(environ, "REDIS_PERSECOND"):
+        return ""
+    if not environ.get("REDIS_PERSECOND_URL"):
+        raise SettingsError(
+            "REDIS_PERSECOND is on, but REDIS_PERSECOND_URL is not set: set it, or "
+            "REDIS_PERSECOND=false to count seconds in the one store"
+        )
+    return _url(environ, "REDIS_PERSECOND_")
 
 
 def _url(environ: Mapping[str, str], prefix: str) -> str:
     kind = (environ.get(f"{prefix}TYPE") or "single").lower()
     if kind not in {"single", "sentinel", "cluster"}:
         raise SettingsError(f"{prefix}TYPE={kind} is unknown: use single, sentinel or cluster")
-    url = environ[f"{prefix}URL"]
+    socket = (environ.get(f"{prefix}SOCKET_TYPE") or "unix").lower()
+    if socket not in {"tcp", "unix"}:
+        raise SettingsError(f"{prefix}SOCKET_TYPE={socket} is unknown: use tcp or unix")
+    url = tidy(checked(f"{prefix}URL", environ[f"{prefix}URL"], tidy))
+    if "://" in url and not url.startswith(("redis://", "rediss://")):
+        raise SettingsError(
+            f"{prefix}URL has a scheme that is neither redis:// nor rediss://: name the store with "
+            "--store, or leave the scheme out and set "
+            f"{prefix}TYPE"
+        )
     user, password = _login(environ, f"{prefix}AUTH")
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
     tls = is_on(environ, f"{prefix}TLS")
@@ -39,6 +54,11 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
     options = _tls_options(environ, prefix) if tls else {}
     if kind == "sentinel":
         name, _, hosts = url.partition(",")
+        if not hosts or _is_address(name):
+            raise SettingsError(
+                f"{prefix}URL lacks the name of the master, which comes before the Sentinels: "
+                "write NAME,HOST:PORT,HOST:PORT"
+            )
         options |= _sentinel_login(environ, prefix)
         return f"{redis}+sentinel://{login}{hosts}/{name}{_query(options)}"
     if kind == "cluster":
@@ -49,11 +69,16 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
         if scheme == "rediss":
             options = _tls_options(environ, prefix)
         return f"{redis if tls else scheme}://{login}{rest}{_query(options, rest)}"
-    if environ.get(f"{prefix}SOCKET_TYPE", "unix") == "unix":
+    if socket == "unix":
         if _is_address(url):
             raise SettingsError(
                 f"{prefix}URL is taken for the path of a Unix socket: if it is HOST:PORT, set "
                 f"{prefix}SOCKET_TYPE=tcp"
+            )
+        if tls:
+            raise SettingsError(
+                f"{prefix}TLS is on, but {prefix}URL is the path of a Unix socket, which has no "
+                f"TLS: set {prefix}SOCKET_TYPE=tcp, or {prefix}TLS=false"
             )
         return f"redis+unix://{login}{url}"
     return f"{redis}://{login}{url}{_query(options)}"
@@ -68,10 +93,23 @@ def _is_address(text: str) -> bool:
 
 
 def _login(environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """User and password of `password` or `user:password`."""
-    auth = environ.get(name, "")
+    """User and password of `password` or `user:password`.
+
+    A line end behind it is left out: files and secrets often end with one.
+    """
+    auth = environ.get(name, "").rstrip("\r\n")
+    checked(name, auth, _as_password)
     user, _, password = auth.partition(":") if ":" in auth else ("", "", auth)
+    if user and not password:
+        raise SettingsError(f"{name} has no password behind the colon: write USER:PASSWORD")
     return user, password
+
+
+def _as_password(text: str) -> None:
+    if any(not each.isprintable() for each in text):
+        raise SettingsError("it holds a line end or a sign that nobody can type: take it out")
+    if re.fullmatch(r"\$\(\w+\)|\$\{\w+\}|.*\{\{.*\}\}.*", text):
+        raise SettingsError("it is the name of a variable, not its value: it was not replaced")
 
 
 def _sentinel_login(environ: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -234,6 +234,12 @@ def _redis() -> Iterator[Variable]:
             ("STARTUP_MAX_ELAPSED_TIME", "It starts without its Redis, and connects by itself."),
         ):
             yield _ignored(section, prefix + name, text)
+    yield _honoured(
+        section,
+        "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR",
+        "",
+        "A server that answers READONLY is always left, and its address asked for anew.",
+    )
     yield _ignored(section, "MEMCACHE_*", "See `BACKEND_TYPE`.")
 
 
@@ -254,6 +260,9 @@ def _telemetry() -> Iterator[Variable]:
     yield _honoured(section, "USE_DOG_STATSD", "statsd statsd_format", "Wins over `USE_STATSD`.")
     for name in ("USE_DOG_STATSD_MOGRIFIERS", "DOG_STATSD_MOGRIFIER_*"):
         yield _ignored(section, name, "Names are as they are.")
+    yield _ignored(
+        section, "SANITIZE_DESCRIPTOR_METRIC_DOTS", "Dots in keys and values stay in names."
+    )
     yield _honoured(
         section, "USE_PROMETHEUS", "reference_metrics", "Ours are at `/metrics` on the HTTP port."
     )
@@ -321,6 +330,9 @@ REFERENCE: tuple[Variable, ...] = (
 
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+_OF_A_SERVICE = re.compile(
+    r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
 
 
 def is_service_link(name: str, value: str) -> bool:
@@ -328,7 +340,9 @@ def is_service_link(name: str, value: str) -> bool:
 
     A Service named `grpc` makes `GRPC_PORT=tcp://10.0.0.1:80` in every container beside it.
     """
-    return bool(name.endswith("_PORT") and _SERVICE_LINK.fullmatch(value))
+    if name.endswith("_PORT") and _SERVICE_LINK.fullmatch(value):
+        return True
+    return _OF_A_SERVICE.fullmatch(name) is not None
 
 
 def set_in(environ: Mapping[str, str]) -> Iterator[tuple[Variable, str, str]]:

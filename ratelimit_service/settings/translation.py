@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from posixpath import normpath
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.addresses import split_address
@@ -38,7 +39,10 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
     Raises SettingsError for what this service cannot stand in for.
     """
     environ = {
-        name: value for name, value in environ.items() if value and not is_service_link(name, value)
+        name: stripped
+        for name, value in environ.items()
+        if (stripped := value if name.endswith("AUTH") else value.strip())
+        and not is_service_link(name, value)
     }
     _refuse(environ)
     parsers = {each.name: each.parse for each in settings()}
@@ -58,7 +62,7 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
     found |= otel_of(environ)
     if any(name in environ for name in _RUNTIME):
         parts = (environ.get(name, default) for name, default in _RUNTIME.items())
-        found["rules"] = str(Path(*parts))
+        found["rules"] = normpath(re.sub("/+", "/", "/".join(filter(None, parts))))
     if environ.get("CONFIG_TYPE", "").lower() == "grpc_xds_sotw":
         server = environ.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
         found["rules"] = f"xds://{checked('CONFIG_GRPC_XDS_SERVER_URL', server, split_address)}"

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import MAX_EXACT, CountDenied, FailurePolicy
-from ratelimit_service.settings.addresses import split_address, unix_path
+from ratelimit_service.settings.addresses import split_address, tidy, unix_path
 
 __all__ = [
     "ADDRESS",
@@ -122,6 +122,10 @@ def _pairs(text: str) -> str:
 def _address(text: str) -> str:
     split_address(text)
     return text
+
+
+def _url(text: str) -> str:
+    return text.strip() if text.startswith("file:") else tidy(text)
 
 
 def _address_or_nothing(text: str) -> str:
@@ -293,5 +297,5 @@ RATIO = ValueType("RATIO", _ratio)
 TAGS = ValueType("KEY:VALUE,…", _tags)
 SAMPLE = ValueType("CODE=RATIO,…", _sample)
 SWITCH = ValueType("", _switch, lambda on: str(on).lower())
-URL = ValueType("URL", str)
+URL = ValueType("URL", _url)
 URL_PATH = ValueType("PATH", _url_path)

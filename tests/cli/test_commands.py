@@ -178,6 +178,7 @@ def test_arguments_of_the_reference(rules: Path) -> None:
 def test_the_log_says_what_does_nothing(tmp_path: Path, rules: Path) -> None:
     """A start with names that do nothing has a warning for each kind, and serves."""
     environment = {"REDIS_POOL_SIZE": "5", "REDIS_TIMEOUT": "1s", "RATELIMIT_TEAM": "edge"}
+    environment["RATELIMIT_STORE"] = "memory"
     service = ServiceProcess(tmp_path, "--rules", str(rules), environment=environment)
     service.start()
 

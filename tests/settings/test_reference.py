@@ -31,7 +31,9 @@ PROMETHEUS_ADDR PROMETHEUS_PATH PROMETHEUS_MAPPER_YAML PROMETHEUS_RESPONSE_TIME_
 TRACING_ENABLED TRACING_SERVICE_NAME TRACING_SERVICE_NAMESPACE TRACING_SERVICE_INSTANCE_ID
 TRACING_EXPORTER_PROTOCOL TRACING_SAMPLING_RATE OTEL_EXPORTER_OTLP_ENDPOINT
 EXPIRATION_JITTER_MAX_SECONDS LOCAL_CACHE_SIZE_IN_BYTES NEAR_LIMIT_RATIO CACHE_KEY_PREFIX
-BACKEND_TYPE STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT SHADOW_MODE QUOTA_MODE
+BACKEND_TYPE
+REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR SANITIZE_DESCRIPTOR_METRIC_DOTS
+STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT SHADOW_MODE QUOTA_MODE
 LIMIT_RESPONSE_HEADERS_ENABLED LIMIT_LIMIT_HEADER LIMIT_REMAINING_HEADER LIMIT_RESET_HEADER
 RESPONSE_DYNAMIC_METADATA REDIS_PERSECOND MEMCACHE_HOST_PORT MEMCACHE_SRV MEMCACHE_SRV_REFRESH
 MEMCACHE_MAX_IDLE_CONNS MEMCACHE_TLS MEMCACHE_TLS_CLIENT_CERT MEMCACHE_TLS_CLIENT_KEY
@@ -56,6 +58,7 @@ ALL = [
 
 ALWAYS_SO = {
     "GRPC_SERVER_USE_TLS",  # says whether others count
+    "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR",
     "RUNTIME_IGNOREDOTFILES",
     "RUNTIME_WATCH_ROOT",
     "MERGE_DOMAIN_CONFIG",
@@ -74,8 +77,13 @@ SERVICE_LINKS = {
     "RATELIMIT_PORT_8081_TCP_ADDR": "10.0.0.1",
     "RATELIMIT_REDIS_PORT_6379_TCP": "tcp://10.0.0.2:6379",
     "RATELIMIT_REDIS_SERVICE_HOST": "10.0.0.2",
+    "REDIS_PORT": "tcp://10.0.0.2:6379",
+    "REDIS_PORT_6379_TCP": "tcp://10.0.0.2:6379",
+    "REDIS_SERVICE_HOST": "10.0.0.2",
+    "REDIS_SERVICE_PORT_CLIENT": "6379",
+    "MEMCACHE_SERVICE_PORT": "11211",
 }
-"""Of Services named `ratelimit` and `ratelimit-redis`."""
+"""Of Services named `ratelimit`, `ratelimit-redis`, `redis` and `memcache`."""
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -139,10 +147,15 @@ def test_authorities_that_the_reference_ignores_are_ignored() -> None:
         ("RATELIMIT_FAILURE_POLCY", "RATELIMIT_FAILURE_POLICY"),
         ("RATELIMIT_DEFAULT_RULE", "RATELIMIT_DEFAULT_RULES"),
         ("RATELIMIT_TLS_CERT_FILE", "RATELIMIT_TLS_CERT"),
+        ("REDIS_URI", "REDIS_URL"),
+        ("REDIS_PERSECOND_URI", "REDIS_PERSECOND_URL"),
+        ("REDIS_SOCKETTYPE", "REDIS_SOCKET_TYPE"),
+        ("LOCAL_CACHE_SIZE_BYTES", "LOCAL_CACHE_SIZE_IN_BYTES"),
+        ("RUNTIME_SUB_DIRECTORY", "RUNTIME_SUBDIRECTORY"),
     ],
 )
 def test_misspelt_names_are_errors(name: str, meant: str) -> None:
-    """A name that is close to one of ours is refused, with the one that was meant."""
+    """A name close to one that counts, ours or the reference's, is refused; it says which."""
     with pytest.raises(SettingsError, match=rf"^{name} is no name .*did you mean {meant}\?$"):
         remarks({name: "x"})
 
@@ -152,6 +165,20 @@ def test_unknown_names_are_warned_about() -> None:
     (line,) = remarks({"RATELIMIT_TEAM": "edge", "RATELIMIT_COLOUR": "blue", "OTHER": "x"})
 
     assert line.endswith("RATELIMIT_COLOUR, RATELIMIT_TEAM")
+
+
+def test_unknown_names_of_the_reference_are_warned_about() -> None:
+    """The same goes for names that begin like the reference's; gRPC's own are no matter of ours."""
+    (line,) = remarks(
+        {
+            "REDIS_HOST": "redis",
+            "USE_TLS": "true",
+            "GRPC_VERBOSITY": "debug",
+            "GRPC_ENABLE_FORK_SUPPORT": "1",
+        }
+    )
+
+    assert line.endswith("do nothing: REDIS_HOST, USE_TLS")
 
 
 def test_names_of_kubernetes_services_are_neither() -> None:

@@ -63,11 +63,11 @@ def test_no_addresses(text: str) -> None:
     [
         ("memory", "memory"),
         ("redis://h:1/0", "redis://h:1/0"),
-        ("redis://user:secret@h:1/0", "redis://user:***@h:1/0"),
-        ("redis://:se@cret@h:1/0", "redis://:***@h:1/0"),
+        ("redis://user:secret@h:1/0", "redis://***@h:1/0"),
+        ("redis://:se@cret@h:1/0", "redis://***@h:1/0"),
         ("redis://user@h:1/0", "redis://user@h:1/0"),
-        ("redis://user:se/cr#et@h:1/0", "redis://user:***@h:1/0"),
-        ("redis://user:sec?ret@h:1/0?db=1", "redis://user:***@h:1/0?db=1"),
+        ("redis://user:se/cr#et@h:1/0", "redis://***@h:1/0"),
+        ("redis://user:sec?ret@h:1/0?db=1", "redis://***@h:1/0?db=1"),
         ("redis://h/0?p%61ssword=secret", "redis://h/0?p%61ssword=***"),
         ("redis://h/0?password_file=/run/a@b", "redis://h/0?password_file=/run/a@b"),
         (
@@ -77,7 +77,7 @@ def test_no_addresses(text: str) -> None:
     ],
 )
 def test_redacted(url: str, shown: str) -> None:
-    """A store URL is shown without its password."""
+    """A store URL is shown without its login: a user may be half of a password."""
     assert redacted(url) == shown
 
 
@@ -89,6 +89,14 @@ def test_redacted(url: str, shown: str) -> None:
         (
             {"RUNTIME_ROOT": "/data", "RUNTIME_SUBDIRECTORY": "ratelimit"},
             {"rules": "/data/ratelimit/config", "debug": "0.0.0.0:6070"},
+        ),
+        (
+            {
+                "RUNTIME_ROOT": "/data/",
+                "RUNTIME_SUBDIRECTORY": "/limits//",
+                "RUNTIME_APPDIRECTORY": "/config/",
+            },
+            {"rules": "/data/limits/config", "debug": "0.0.0.0:6070"},
         ),
         (
             {"RUNTIME_SUBDIRECTORY": "r", "RUNTIME_APPDIRECTORY": "c"},
@@ -195,6 +203,14 @@ def test_redacted(url: str, shown: str) -> None:
             },
         ),
         ({"REDIS_TLS_CACERT": "ca", "REDIS_URL": "/s"}, {"store": "redis+unix:///s"}),
+        (
+            {"REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": " r:6379\n", "REDIS_AUTH": "x y\r\n"},
+            {"store": "redis://:x%20y@r:6379"},
+        ),
+        (
+            {"REDIS_TYPE": "sentinel", "REDIS_URL": "main , a:1,\n b:2"},
+            {"store": "redis+sentinel://a:1,b:2/main"},
+        ),
         ({"CACHE_KEY_PREFIX": "edge:"}, {"key_prefix": "edge:"}),
         ({"LOG_LEVEL": "WARN", "SHADOW_MODE": "1"}, {"log_level": "WARN", "shadow_mode": "1"}),
         (
@@ -215,6 +231,10 @@ def test_reference_environment(environment: dict[str, str], found: dict[str, str
         ({"NEAR_LIMIT_RATIO": "80"}, "NEAR_LIMIT_RATIO: '80' is no number from 0 to 1"),
         ({"QUOTA_MODE": "maybe"}, "QUOTA_MODE: 'maybe' is neither true nor false"),
         ({"LOG_LEVEL": "loud"}, "LOG_LEVEL: 'loud' is unknown: use trace or debug or info"),
+        (
+            {"REDIS_URL": "r:1", "REDIS_SOCKET_TYPE": "udp"},
+            "REDIS_SOCKET_TYPE=udp is unknown: use tcp or unix",
+        ),
         ({"REDIS_TYPE": "RING", "REDIS_URL": "r"}, "REDIS_TYPE=ring is unknown: use single"),
         ({"REDIS_URL": "r:6379"}, "if it is HOST:PORT, set REDIS_SOCKET_TYPE=tcp"),
         (

@@ -288,6 +288,11 @@ def _sentinel(read: _Read) -> Ring:
     name = read.path.strip("/")
     if not read.hosts or not name:
         raise ValueError(read.scheme)
+    if re.search(r":\d+$", name):
+        raise SettingsError(
+            "the last part of the store URL is the name of the master, not an address: write "
+            "redis+sentinel://HOST:PORT,HOST:PORT/NAME"
+        )
     master = Address(db=int(read.options.get("db", 0)), login=read.login(), tls=read.tls())
     sentinels = Sentinels(read.endpoints(_SENTINEL_PORT), name, master, read.login("sentinel_"))
     return Ring((Member(name, sentinels),))
