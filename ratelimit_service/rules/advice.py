@@ -14,10 +14,10 @@ from ipaddress import (
 )
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
-from ratelimit_service.model import SECOND_US, Limit
+from ratelimit_service.model import DAY_MINUTES, DAYS, SECOND_US, Limit, Schedule
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import MatcherName, path_text
-from ratelimit_service.rules.problem import Problem, quoted
+from ratelimit_service.rules.problem import Problem, origin, quoted
 from ratelimit_service.rules.texts import limit_text, moment_text
 from ratelimit_service.rules.tree import Node, Rule
 
@@ -27,6 +27,12 @@ _REGEX = re.compile(r"^\^|\$$|\.\+|(?:^|/)\.\*|\\[dwsb]|\[[a-zA-Z0-9]-|\([^()]*\
 """What stands in regular expressions, and rarely in values."""
 
 _SHOWN_NETWORKS = 2
+
+_NETWORKS = frozenset({"masked_remote_address"})
+"""Keys whose values are networks, as Envoy's action of that name has them."""
+
+_BY_ROUTES = frozenset({"generic_key", "header_match", "query_match"})
+"""Keys whose values stand in Envoy's configuration, so that no caller brings another one."""
 
 _LONG_US = 3_600 * SECOND_US
 _DAY_US = 86_400 * SECOND_US
@@ -47,6 +53,7 @@ def advice(nodes: Iterable[Node], minute: int, path: _Path = ()) -> Iterator[Pro
         else:
             level.append(node)
     yield from _unreachable(level, path)
+    yield from _no_fallback(level, path)
     for node in level:
         here = (*path, (node.key, node.value))
         yield from _misread(node, here)
@@ -56,6 +63,7 @@ def advice(nodes: Iterable[Node], minute: int, path: _Path = ()) -> Iterator[Pro
             yield from _unfitting(node.rule)
             yield from _all_reserved(node.rule)
             yield from _idle_queue(node.rule)
+            yield from _gaps(node.rule)
         if node.children is not None:
             yield from advice(node.children.nodes, minute, here)
 
@@ -95,6 +103,28 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
                 yield _hint(node, (*path, (node.key, "")), "unreachable", message)
 
 
+def _no_fallback(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
+    """Keys of which several values have limits of their own, and all others have none."""
+    limited: dict[str, list[Node]] = {}
+    for node in level:
+        limited.setdefault(node.key, []).append(node)
+    for key, nodes in limited.items():
+        if key in _BY_ROUTES or len(nodes) < _SEVERAL:
+            continue
+        if any(not node.value or node.matcher is not None for node in nodes):
+            continue
+        if all(node.rule is not None and node.rule.limits for node in nodes):
+            other = quoted(f"key: {key}")
+            message = (
+                f"no other value of {quoted(key)} is limited than the {len(nodes)} here: if it "
+                f"should be, add a descriptor {other} without a value"
+            )
+            yield _hint(nodes[-1], (*path, (key, nodes[-1].value)), "no_fallback", message)
+
+
+_SEVERAL = 2
+
+
 def _covers(node: Node, later: Node) -> bool:
     """Whether a node takes all values of a later one, so that the later one should come first."""
     if node.valid_until is not None or node.grouping != later.grouping:
@@ -114,6 +144,11 @@ def _misread(node: Node, path: _Path) -> Iterator[Problem]:
     value = node.value
     if isinstance(value, MatcherName) or node.grouping is not None:
         return
+    if unfilled := origin(value) or origin(node.key):
+        yield _hint(node, path, "literal_value", f"value is compared as text{unfilled}")
+        return
+    if node.key in _NETWORKS and _is_network(value):
+        return  # Envoy sends the network itself
     if _is_network(value):
         what, instead = "a network: addresses within it do not match", f"cidr: {value}"
     elif networks := _networks(value):
@@ -223,6 +258,48 @@ def _idle_queue(rule: Rule) -> Iterator[Problem]:
         why = "is unlimited" if rule.unlimited else "is a shadow"
         message = f"on_limit: enqueue does nothing here: the rule {why}, so it denies nobody"
         yield Problem(rule.source, rule.path, message, "idle_queue", tolerated=True, hint=True)
+
+
+def _gaps(rule: Rule) -> Iterator[Problem]:
+    """Times at which none of a rule's limits holds, though several share the week out."""
+    schedules = [limit.schedule for limit in rule.limits if limit.schedule is not None]
+    zones = {each.time_zone for each in schedules}
+    if len(schedules) < len(rule.limits) or len(schedules) < _SEVERAL or len(zones) > 1:
+        return
+    held = bytearray(_WEEK)
+    for each in schedules:
+        _mark(each, held)
+    begin = held.find(0)
+    if begin < 0:
+        return
+    end = held.find(1, begin)
+    times = f"{_clock(begin)}-{_clock(end if end >= 0 else _WEEK, after=begin)}"
+    more = ", and at other times" if end >= 0 and 0 in held[end:] else ""
+    message = f"no limit holds on {times}{more}: a night belongs to the day on which it begins"
+    yield Problem(rule.source, rule.path, message, "when", tolerated=True, hint=True)
+
+
+_WEEK = len(DAYS) * DAY_MINUTES
+
+
+def _mark(schedule: Schedule, held: bytearray) -> None:
+    """Marks the minutes of a week, from Monday on, at which it holds."""
+    length = schedule.end - schedule.begin
+    length += 0 if length > 0 else DAY_MINUTES
+    for day in range(len(DAYS)):
+        if schedule.days >> day & 1:
+            begin = day * DAY_MINUTES + schedule.begin
+            for minute in range(begin, begin + length):
+                held[minute % _WEEK] = 1
+
+
+def _clock(minute: int, after: int | None = None) -> str:
+    """A minute of the week; only its time of day, if that is on the same day as another one."""
+    day, at = divmod(minute, DAY_MINUTES)
+    if after is not None and minute - after // DAY_MINUTES * DAY_MINUTES <= DAY_MINUTES:
+        at = minute - after // DAY_MINUTES * DAY_MINUTES
+        return f"{at // 60:02}:{at % 60:02}"
+    return f"{DAYS[day % len(DAYS)].capitalize()} {at // 60:02}:{at % 60:02}"
 
 
 def _why_unfitting(limit: Limit) -> str:

@@ -11,6 +11,7 @@ import yaml
 
 __all__ = ["Documents", "TooDeepError", "compose"]
 
+_NULL = "tag:yaml.org,2002:null"
 _TEXT = "tag:yaml.org,2002:str"
 _MAPPING = "tag:yaml.org,2002:map"
 _SEQUENCE = "tag:yaml.org,2002:seq"
@@ -31,21 +32,31 @@ class TooDeepError(ValueError):
 
 
 class Documents(NamedTuple):
-    """The first document of a text, and the second; None where there is none."""
+    """The first document of a text, and the next that is not empty; None where there is none."""
 
     first: yaml.Node | None
     second: yaml.Node | None
 
 
 def compose(text: str, most_deep: int) -> Documents:
-    """Composes the first two documents. Raises yaml.YAMLError, and TooDeepError."""
+    """Composes the first document, and looks for another.
+
+    Raises yaml.YAMLError, and TooDeepError.
+    """
     loader = _Loader(text, most_deep)
     try:
         first = loader.get_node() if loader.check_node() else None
-        second = loader.get_node() if loader.check_node() else None
+        second = None
+        while second is None and loader.check_node():
+            second = _unless_empty(loader.get_node())
     except _TooDeep:
         raise TooDeepError(_too_deep(text, most_deep)) from None
     return Documents(first, second)
+
+
+def _unless_empty(node: yaml.Node | None) -> yaml.Node | None:
+    """A document that says something: charts leave some that are null, or only a comment."""
+    return None if node is None or node.tag == _NULL else node
 
 
 class _TooDeep(Exception):  # noqa: N818 -- it goes no further than this module

@@ -15,8 +15,9 @@ import yaml
 
 from ratelimit_service.model import MAX_ADDEND
 from ratelimit_service.rules import scalars
+from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.paths import Source
-from ratelimit_service.rules.problem import did_you_mean, listed, nearest, quoted
+from ratelimit_service.rules.problem import did_you_mean, listed, nearest, origin, quoted
 from ratelimit_service.rules.reader import Pair, Path, Reader, Unreadable
 
 __all__ = ["Fields", "Scalars", "document"]
@@ -39,6 +40,12 @@ def document(
     `places` says of every known key where it stands. Those of `anywhere` are tolerated in other
     places, where they do nothing.
     """
+    if isinstance(root, yaml.MappingNode) and any(
+        scalars.raw(key) == "apiVersion" for key, _ in root.value
+    ):
+        message = "this is an object of Kubernetes: of a ConfigMap take what stands under data"
+        reader.report(root, (), "type", message)
+        raise Unreadable
     reader.anywhere = anywhere
     fields = Fields(reader, root, (), allowed, places)
     if not fields.readable:
@@ -299,6 +306,7 @@ class Fields:
         number = scalars.number(self._pairs[name][1])
         if not isinstance(number, int) or not least <= number <= most:
             message = f"{name} must be a whole number from {least} to {most}, without quotes"
+            message += origin(self.raw(name))
             self.report("number", message, value=name)
             return least
         if self._reader.advises and (digits := scalars.decimals(self._pairs[name][1])):
@@ -329,7 +337,7 @@ class Fields:
         word = self.raw(name).lower()
         if word in allowed:
             return word
-        hint = did_you_mean(word, allowed)
+        hint = origin(word) or did_you_mean(word, allowed)
         message = f"{name} {quoted(word)} is unknown: allowed are {listed(allowed)}{hint}"
         self.report(name, message, value=name)
         return default
@@ -429,6 +437,10 @@ class Fields:
             message = f"{name} must stand {place}, not here"
             if tolerated:
                 message = f"{name} does nothing here: it stands {place}"
+            if name in {"rate_limit", "rate_limits"}:
+                message += ": indent it as far as the key of its descriptor"
+            elif name in LIMIT_KEYS and "rate_limit" in self and not self.given("rate_limit"):
+                message += ": indent it further than the rate_limit above it"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:
             before = name.partition(":")[0]

@@ -264,7 +264,9 @@ def _ppm(fields: Fields, name: str) -> int:
     ppm = int(found[1]) * 10_000 + int((found[2] or "").ljust(4, "0")) if found else 0
     if not 0 < ppm <= 1_000_000:
         text = quoted(fields.raw(name))
-        message = f"{name} {text} is none: write a part of the limit up to 100%, as 10%"
+        whole = fields.raw(name)
+        example = f"{whole}%" if re.fullmatch("[1-9][0-9]?|100", whole) else "10%"
+        message = f"{name} {text} is none: write a part of the limit up to 100%, as {example}"
         fields.report(name, message, value=name)
         return 0
     return ppm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from ratelimit_service.rules.paths import Source
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Problem", "did_you_mean", "listed", "quoted"]
+__all__ = ["Problem", "did_you_mean", "listed", "nearest", "origin", "quoted"]
 
 _MAX_QUOTED = 60
 """Characters of a file's text that a message repeats."""
@@ -41,6 +42,40 @@ class Problem:
         return f"{self.source}: {where}{self.message} [{self.kind}]"
 
 
+_ELSEWHERE = {
+    "bucket_size": "burst",
+    "capacity": "burst",
+    "max_burst": "burst",
+    "queue_size": "burst",
+    "limit": "requests_per_unit",
+    "leak_rate": "requests_per_unit",
+    "rate": "requests_per_unit",
+    "refill_rate": "requests_per_unit",
+    "requests": "requests_per_unit",
+    "sliding_window_counter": "sliding_window",
+    "sliding_window_log": "sliding_log",
+}
+"""Words of books and of other rate limiters, with what they are called here."""
+
+
+def origin(text: str) -> str:
+    """Where a text comes from that its author has not written, as a sentence to append; or ""."""
+    if "{{" in text or "}}" in text:
+        return "; this is a template that was not filled in: render the chart first"
+    if _VARIABLE.search(text):
+        return "; this is a variable that was not put in its place: run envsubst, or the like"
+    if _FLOAT.fullmatch(text):
+        return f"; Helm writes large numbers so: write {float(text):.0f}, in a chart with | int64"
+    if _SMART.search(text):
+        return "; these quotes come from a word processor: write \" or '"
+    return ""
+
+
+_VARIABLE = re.compile(r"\$\{\w+\}|\$\(\w+\)")
+_FLOAT = re.compile(r"[0-9](\.[0-9]+)?[eE]\+?[0-9]{1,2}")
+_SMART = re.compile("[\u2018\u2019\u201c\u201d]")
+
+
 def quoted(text: str) -> str:
     """Text of a file for a message: in quotes, what is not printable escaped, not too long."""
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
@@ -53,7 +88,10 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The allowed word that is most alike; "" if none is."""
+    """The allowed word that means the same elsewhere, or is most alike; "" if none is."""
+    meant = _ELSEWHERE.get(word.lower(), "")
+    if meant in allowed:
+        return meant
     from difflib import get_close_matches  # noqa: PLC0415 -- no worker needs it
 
     known = {each.lower(): each for each in allowed}

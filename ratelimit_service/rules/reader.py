@@ -24,6 +24,11 @@ _MAX_DEPTH = 100
 _MAX_VALUES = 2_000_000
 """The most values read in a file, so that nested aliases cannot multiply for ever."""
 
+_VALUES_OF_ANY = 100_000
+_VALUES_OF_A_CHARACTER = 20
+"""How many a short file may have: any so many, and more with its length. Aliases say much in few
+characters, but a file that says a hundred times more was made to keep its reader busy."""
+
 _MERGE = "tag:yaml.org,2002:merge"
 
 Path = tuple[tuple[str, str], ...]
@@ -70,6 +75,7 @@ class Reader:
         self.anywhere: Collection[str] = ()
         """Keys that are tolerated in other places than theirs, where they do nothing."""
         self._visited = 0
+        self._most_values = _MAX_VALUES
 
     def report(
         self,
@@ -124,8 +130,10 @@ class Reader:
         An alias that contains itself is short in the text, but never ends when it is followed.
         """
         self._visited += 1 if isinstance(node, yaml.ScalarNode) else len(node.value) + 1
-        if self._visited > _MAX_VALUES:
-            message = f"more than {_MAX_VALUES} values, those of each alias counted: split the file"
+        if self._visited > self._most_values:
+            message = (
+                f"more than {self._most_values} values, those of each alias counted: split the file"
+            )
             self._stop(self.source(node), "too_large", message)
         if depth > _MAX_DEPTH:
             self._stop(self.source(node), "too_deep", f"nested more than {_MAX_DEPTH} deep")
@@ -155,6 +163,8 @@ class Reader:
         """The first document of a YAML text. Raises Unreadable."""
         try:
             text = data.decode("utf-8-sig")
+            long = max(_VALUES_OF_ANY, _VALUES_OF_A_CHARACTER * len(text))
+            self._most_values = min(_MAX_VALUES, long)
             root, second = compose(text, _MAX_DEPTH)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1

@@ -44,10 +44,10 @@ def tidy(text: str) -> str:
     """
     login, at, target = text.strip().rpartition("@")
     tidied = login + at + re.sub(r"\s*,\s*", ",", target)
-    if left := _LEFT_OVER.search(tidied):
+    if found := _LEFT_OVER.search(tidied):
         raise SettingsError(
-            f"{left[0]!r} was not replaced by its value: in a Pod declare that variable above this "
-            "one, in a shell or a chart set it"
+            f"{found[0]!r} was not replaced by its value: in a Pod declare that variable above "
+            "this one, in a shell or a chart set it"
         )
     if tidied[:1] in {'"', "'", "`"} or tidied[-1:] in {'"', "'", "`"}:
         raise SettingsError("it stands in quotes, which belong to the shell: leave them out")

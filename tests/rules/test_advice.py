@@ -394,3 +394,76 @@ def test_files_without_rules(text: str, told: str) -> None:
     assert all(each.hint for each in found)
     assert list(map(str, found)) == ([f"f:{told} [empty]"] if told else [])
     assert not parse("f", text.encode()).problems
+
+
+@pytest.mark.parametrize(
+    "value", ["10.0.0.0/8", "2001:db8::/64", "10.1.0.0/16"], ids=["wide", "ipv6", "narrow"]
+)
+def test_networks_that_envoy_sends(value: str) -> None:
+    """Envoy's masked_remote_address is a network itself, so its values are compared as text."""
+    text = "- {key: %s, value: '%s', " + LIMIT + "}"
+
+    assert hints(text % ("masked_remote_address", value)) == []
+    assert [kind for _, kind in hints(text % ("remote_address", value))] == ["literal_value"]
+
+
+@pytest.mark.parametrize("value", ["{{ .Values.plan }}", "${PLAN}", "$(PLAN)", "\u201cgold\u201d"])
+def test_values_that_nobody_has_written(value: str) -> None:
+    """A value that a tool should have replaced, or has made, gets a hint at its origin."""
+    text = f"- {{key: plan, value: '{value}', {LIMIT}}}"
+
+    assert [kind for _, kind in hints(text)] == ["literal_value"]
+
+
+def test_values_without_a_fallback() -> None:
+    """Where several values of a key have limits and others none, that may be forgotten."""
+    values = [f"- {{key: plan, value: {each}, {LIMIT}}}\n" for each in ("free", "basic")]
+    fallback = f"- {{key: plan, {LIMIT}}}\n"
+    route = "".join(values).replace("plan", "generic_key")
+    exempt = "- {key: plan, value: gold, rate_limit: {unlimited: true}}\n"
+
+    assert hints("".join(values)) == [("plan=basic", "no_fallback")]
+    assert hints("".join(values) + fallback) == []
+    assert hints(values[0]) == []
+    assert hints(route) == []
+    assert hints("".join(values) + exempt) == []
+
+
+@pytest.mark.parametrize(
+    ("night", "gap"),
+    [
+        ("{days: [mon-fri], from: '18:00', to: '08:00'}", "Mon 00:00-08:00"),
+        ("{days: [sun-thu], from: '18:00', to: '08:00'}", "Fri 18:00-24:00"),
+        ("{days: [sun-fri], from: '19:00', to: '08:00'}", "Mon 18:00-19:00, and at other times"),
+        ("{days: [sun-fri], from: '18:00', to: '08:00'}", ""),
+        ("{from: '18:00', to: '08:00'}", ""),
+    ],
+)
+def test_times_at_which_no_limit_holds(night: str, gap: str) -> None:
+    """Limits that share the week out, and leave a part of it to none, get a hint at that part."""
+    text = f"""domain: a
+descriptors:
+  - key: client
+    rate_limits:
+      - {{unit: day, requests_per_unit: 1, when: {{days: [mon-fri], from: '08:00', to: '18:00'}}}}
+      - {{unit: day, requests_per_unit: 2, when: {night}}}
+      - {{unit: day, requests_per_unit: 3, when: {{days: [sat, sun]}}}}
+"""
+
+    found = [each.message for each in lint_text("a.yaml", text.encode()).problems]
+
+    assert [each.partition(": a night")[0] for each in found] == (
+        [f"no limit holds on {gap}"] if gap else []
+    )
+
+
+def test_one_limit_with_times_is_meant() -> None:
+    """A single limit that holds at some times leaves the others free on purpose."""
+    assert (
+        hints(
+            "- {key: a, rate_limit: {unit: day, requests_per_unit: 1, when: {to: '8:00'}}}".replace(
+                "8:00", "08:00"
+            )
+        )
+        == []
+    )

@@ -11,7 +11,7 @@ import pytest
 from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS, with_parameter
 from ratelimit_service.model import Denied
 from ratelimit_service.rules import slips
-from ratelimit_service.rules.lint import lint
+from ratelimit_service.rules.lint import lint, lint_text
 from ratelimit_service.rules.matchers.registry import keys
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import parse
@@ -268,3 +268,85 @@ def test_many_comments_behind_a_slip_are_read_once(monkeypatch: pytest.MonkeyPat
 
     assert (problem.source.line, "wants a space" in problem.message) == (1, True)
     assert read < 3 * len(text)
+
+
+_RULES = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["---\n", "---\n...\n", "---\n# Source: a chart\n", "---\nnull\n", "---\r\n", "---\n---\n"],
+)
+def test_empty_documents_are_none(after: str) -> None:
+    """A document that says nothing, as charts leave it behind the rules, is no second one."""
+    empty = lint_text("a.yaml", (_RULES + after).encode())
+    real = lint_text("a.yaml", (_RULES + after.rstrip(".\n") + "\n---\ndomain: e\n").encode())
+
+    assert empty.problems == ()
+    assert [each.kind for each in real.problems] == ["second_document"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("requests_per_unit: 1e+06", "Helm writes large numbers so: write 1000000"),
+        ("requests_per_unit: '{{ .Values.x }}'", "a template that was not filled in"),
+        ("requests_per_unit: '${LIMIT}'", "a variable that was not put in its place"),
+        ("requests_per_unit: \u201c5\u201d", "these quotes come from a word processor"),
+        ("bucket_size: 5", "did you mean 'burst'?"),
+        ("capacity: 5", "did you mean 'burst'?"),
+        ("queue_size: 5", "did you mean 'burst'?"),
+        ("refill_rate: 5", "did you mean 'requests_per_unit'?"),
+        ("leak_rate: 5", "did you mean 'requests_per_unit'?"),
+        ("limit: 5", "did you mean 'requests_per_unit'?"),
+        ("requests_per_unit: 5, algorithm: sliding_window_log", "did you mean 'sliding_log'?"),
+        (
+            "requests_per_unit: 5, soft: '10'",
+            "soft '10' is none: write a part of the limit up to 100%, as 10%",
+        ),
+        ("requests_per_unit: 5, soft: '25'", "as 25%"),
+    ],
+)
+def test_words_of_others(limit: str, message: str) -> None:
+    """What a tool has left, and what others call our keys, is told with what to write."""
+    text = f"domain: d\ndescriptors: [{{key: a, rate_limit: {{unit: day, {limit}}}}}]\n"
+
+    found = lint_text("a.yaml", text.encode()).problems
+
+    assert any(message in each.message for each in found)
+
+
+def test_limits_that_are_not_indented() -> None:
+    """A limit's keys beside rate_limit, or a limit beside its descriptor: how to indent it."""
+    beside = "domain: d\ndescriptors:\n- key: a\n  rate_limit:\n  unit: day\n"
+    outside = "domain: d\ndescriptors:\n- key: a\nrate_limit: {unit: day}\n"
+
+    found = [lint_text("a.yaml", text.encode()).problems for text in (beside, outside)]
+
+    assert "indent it further than the rate_limit above it" in str(found[0])
+    assert "indent it as far as the key of its descriptor" in str(found[1])
+
+
+def test_an_object_of_kubernetes() -> None:
+    """A ConfigMap given as rules is one mistake, with what of it to take."""
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata: {a.yaml: x}\n"
+
+    (found,) = lint_text("a.yaml", text.encode()).problems
+
+    assert "of a ConfigMap take what stands under data" in found.message
+
+
+def test_short_files_have_few_values() -> None:
+    """Aliases of aliases in a short file are refused long before those of a long one."""
+    lines = ["domain: d", "descriptors:", "- {key: a, descriptors: &l0 [{key: k}, {key: l}]}"]
+    keys = [f"k{number}" for number in range(9)]
+    for level in range(1, 8):
+        nodes = ", ".join(f"{{key: {key}, descriptors: *l{level - 1}}}" for key in keys)
+        lines.append(f"- {{key: m{level}, descriptors: &l{level} [{nodes}]}}")
+
+    (found,) = lint_text("a.yaml", "\n".join(lines).encode()).problems
+
+    assert (found.kind, found.message.partition(",")[0]) == (
+        "too_large",
+        "more than 100000 values",
+    )
