@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from ratelimit_service.model import Descriptor, Entry, Limit
 from ratelimit_service.rules.match import Match, find, match
@@ -12,7 +13,7 @@ from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import did_you_mean
 from ratelimit_service.rules.texts import limit_text, moment_text
-from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, Level, Node, Rule, Snapshot
 
 __all__ = ["EntryStep", "Explanation", "PassedOver", "explain"]
 
@@ -82,7 +83,24 @@ def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Exp
     minute = snapshot.minute
     steps = tuple(_steps(domain.root, descriptor, minute))
     found = match(domain, descriptor.entries, minute)
-    return Explanation(steps, found, _why(steps, found, descriptor, minute))
+    why = _why(steps, found, descriptor, minute)
+    if found.rule is None:
+        why += _in_another_order(domain, descriptor.entries, minute)
+    return Explanation(steps, found, why)
+
+
+_MOST_ORDERED = 3
+"""Of so many entries all orders are tried, 6: a server, which explains too, must not stall."""
+
+
+def _in_another_order(domain: Domain, entries: Sequence[Entry], minute: int) -> str:
+    """Which order of the same entries a rule takes, as a sentence to append; "" if none."""
+    for order in permutations(entries) if len(entries) <= _MOST_ORDERED else ():
+        other = match(domain, order, minute)
+        if other.rule is not None:
+            keys = ", ".join(entry.key for entry in order)
+            return f"; in the order {keys} the rule {other.rule.path} would take it"
+    return ""
 
 
 def _steps(level: Level | None, descriptor: Descriptor, minute: int) -> Iterator[EntryStep]:

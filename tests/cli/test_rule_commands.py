@@ -214,6 +214,21 @@ def test_explain(rules: Path) -> None:
     assert "unlimited" in ran.out
 
 
+def test_explain_names_the_order_that_would_match(tmp_path: Path) -> None:
+    """Keys in another order than the rule's meet no rule, and are told the order that would."""
+    path = tmp_path / "nested.yaml"
+    path.write_text(
+        "domain: demo\ndescriptors:\n- key: plan\n  descriptors:\n"
+        "  - {key: user, rate_limit: {unit: day, requests_per_unit: 1}}\n"
+    )
+
+    turned = Ran("explain", "--rules", str(path), "demo", "user=a,plan=b")
+    other = Ran("explain", "--rules", str(path), "demo", "user=a,team=b")
+
+    assert "; in the order plan, user the rule plan > user would take it" in turned.out
+    assert "in the order" not in other.out
+
+
 def test_explain_beside_rules_with_problems(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
