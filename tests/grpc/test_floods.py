@@ -9,7 +9,7 @@ from ratelimit_service.grpc.h2.frames import (
     ErrorCode,
     FrameType,
 )
-from tests.grpc.h2_client import Client
+from tests.grpc.h2_client import PATH, Client
 
 FLOODS = {
     "ping": frames.ping(b"12345678", ack=False),
@@ -79,5 +79,50 @@ def test_continuation_flood() -> None:
 
     for _ in range(100):
         client.connection.receive(frames.frame(FrameType.CONTINUATION, 0, 1, b""))
+
+    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize(("calls", "size"), [(300, 3_000), (100, 6_000)])
+def test_large_headers_of_calls_that_are_answered_are_no_flood(calls: int, size: int) -> None:
+    """A new client may have much metadata in all of its first calls, before the first answer."""
+    client = Client()
+
+    for number in range(calls):
+        extra = [("baggage", f"{number:06}" + "a" * size)]
+        client.connection.receive(client.headers(extra) + client.data())
+    assert client.connection.open_streams == calls
+    for number in range(calls):
+        client.connection.answer(2 * number + 1, b"")
+
+    assert not client.connection.open_streams
+    assert not client.connection.closing
+
+
+def test_large_headers_of_calls_that_come_to_nothing_are_charged() -> None:
+    """Headers of calls that are reset cost what it took to read them."""
+    client = Client()
+    resets = b""
+    for number in range(100):
+        extra = [("baggage", f"{number:06}" + "a" * 3_000)]
+        client.connection.receive(client.headers(extra))
+        resets += frames.rst_stream(client.stream_id, ErrorCode.CANCEL)
+    assert not client.connection.closing
+
+    client.connection.receive(resets)
+
+    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("refused", ["too large", "no such method"])
+def test_large_headers_of_refused_calls_are_charged(refused: str) -> None:
+    """What is refused for its headers is a call that comes to nothing."""
+    client = Client()
+    size = 18_000 if refused == "too large" else 10_000
+    path = "/no.Service/Method" if refused == "no such method" else PATH
+
+    for number in range(40):
+        extra = [("baggage", f"{number:06}" + "a" * size)]
+        client.connection.receive(client.headers(extra, path=path))
 
     assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM

@@ -4,8 +4,8 @@
 unit's cost is the CPU time of the dearest kind of its work, interpreted, on a core that counts some
 60,000 calls a second. A frame is measured as if it came in a read of its own, with its answer and
 the system's work for both. Values are rounded up; compiled all of it costs less. Budgets and
-allowances (the first three, and that for a call's headers) are choices: what real clients need,
-with room. What must not live here: what happens when a budget is spent (`account`).
+allowances (the first three) are choices: what real clients need, with room. What must not live
+here: what happens when a budget is spent (`account`).
 
 Callers that give up are no attackers. Envoy cancels a call after its timeout, and while something
 hangs it cancels all that are under way, 4,000 at most. One costs 20 us if its headers are known,
@@ -37,13 +37,10 @@ RUN_FRAME_US: Final = 3
 takes of a turn."""
 
 HEADERS_US: Final = 10
-"""A HEADERS frame, without its fields."""
-
-CALL_HEADERS_US: Final = 300
-"""The allowance for the headers of a call: some 80 fields and a few hundred bytes of Huffman codes,
-which clients do send. Costs beyond it are charged at once. Costs within it are charged only if the
-call comes to nothing: the client resets it, we reset it for a fault of the client, or it is refused
-as one too many. (A thousand calls may come before the first answer.)"""
+"""A HEADERS frame, without its fields. What the headers of a call cost is charged only if the call
+comes to nothing: the client resets it, we reset it for a fault of the client, or it is refused as
+one too many, or as too large. A new client may send much with its first calls, and a thousand of
+them may come before the first answer. Until it is charged, the client pays with its turns."""
 
 PART_US: Final = 5
 SMALL_PART_BYTES: Final = 256

@@ -12,7 +12,6 @@ from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.account import ConnectionFaultError, Memory, expect
 from ratelimit_service.grpc.h2.control import Control
 from ratelimit_service.grpc.h2.costs import (
-    CALL_HEADERS_US,
     FRAME_US,
     HEADERS_US,
     PART_US,
@@ -149,9 +148,6 @@ class Incoming(Control):
         except BlockError as error:
             raise ConnectionFaultError(ErrorCode.COMPRESSION_ERROR, str(error)) from error
         cost_us = HEADERS_US + self._headers.cost_us
-        if cost_us > CALL_HEADERS_US:
-            self._spend(cost_us - CALL_HEADERS_US, "headers")
-            cost_us = CALL_HEADERS_US
         self._worked_us += cost_us
         stream = self._stream(stream_id)
         if stream is not None:
@@ -191,6 +187,7 @@ class Incoming(Control):
             self._unfinished[stream_id] = stream
         if head.oversized:
             stream.readable = Readable.ENOUGH
+            self._spend(stream.cost_us, "headers")
             text = f"the call has more headers than the {MAX_LIST_BYTES} bytes that are announced"
             self.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
         elif self._holds_too_much:
@@ -391,6 +388,7 @@ class Incoming(Control):
 
     def _refuse(self, stream_id: int, stream: Stream) -> None:
         """Answers a request that is not a gRPC call that we can read."""
+        self._spend(stream.cost_us, "headers")
         if stream.readable is Readable.NO_GRPC:
             stream.readable = Readable.ENOUGH
             block = literal(b":status", b"415") + literal(b"content-type", b"text/plain")
@@ -412,7 +410,7 @@ class Incoming(Control):
     def _refuse_for_memory(self, stream_id: int, stream: Stream) -> None:
         stream.readable = Readable.ENOUGH
         self._let_go(stream)
-        self._spend(RESET_US, "memory")
+        self._spend(RESET_US + stream.cost_us, "memory")
         text = "too much of this connection's calls waits to be finished"
         self.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
 
