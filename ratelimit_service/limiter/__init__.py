@@ -5,7 +5,7 @@ from ratelimit_service.limiter.answer import Plain, answer, plain
 from ratelimit_service.limiter.callers import RuleCallers, Seen, TopCallers
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
 from ratelimit_service.limiter.ground import DecidedBy, Ground, ground_of
-from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, ruling_of
+from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, holding, ruling_of
 from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
 from ratelimit_service.limiter.queueing import queue_of
 from ratelimit_service.limiter.steer import SteeredPlans, grant_end, steer
@@ -31,6 +31,7 @@ __all__ = [
     "answer",
     "grant_end",
     "ground_of",
+    "holding",
     "look",
     "look_at_kept",
     "plain",

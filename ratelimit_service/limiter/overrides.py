@@ -6,14 +6,15 @@ What must not live here: what overrides make of a plan (`steer`), and where they
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry, Override, OverrideKind
+from ratelimit_service.rules.matchers.effort import EFFORT
 from ratelimit_service.rules.matchers.pattern import Pattern
+from ratelimit_service.rules.matchers.pieces import Pieces
 
-__all__ = ["DomainOverrides", "Ruling", "ruling_of"]
+__all__ = ["DomainOverrides", "Ruling", "holding", "ruling_of"]
 
 _ORDER: Final = {kind: place for place, kind in enumerate(OverrideKind)}
 
@@ -46,54 +47,30 @@ class _Patterned(NamedTuple):
 class _AlikePatterns:
     """Overrides with patterns at the same places, and equal values at all others.
 
-    Each is found by how its first pattern begins, or ends if that says more. So of thousands only
-    those are compared with a value that begin or end as it does.
+    Each is found by a piece of its first pattern. So of thousands only those are compared with a
+    value that have a piece of it.
     """
 
-    __slots__ = ("_by_part", "_lengths")
+    __slots__ = ("_pieces",)
 
     def __init__(self) -> None:
-        self._by_part: dict[tuple[bool, str], list[_Patterned]] = {}
-        """By whether the part is the end, and the part."""
-        self._lengths: Counter[tuple[bool, int]] = Counter()
-        """The parts' lengths, and of how many overrides."""
+        self._pieces = Pieces[_Patterned]()
 
     def __bool__(self) -> bool:
-        return bool(self._by_part)
+        return bool(self._pieces)
 
     def add(self, patterned: _Patterned) -> None:
         """Takes in one that is not known yet."""
-        part = _part(patterned)
-        self._by_part.setdefault(part, []).append(patterned)
-        self._lengths[part[0], len(part[1])] += 1
+        self._pieces.add(patterned.patterns[0][1].pieces, patterned)
 
     def remove(self, patterned: _Patterned) -> None:
         """Lets go of one that is known."""
-        part = _part(patterned)
-        alike = self._by_part[part]
-        alike[:] = [each for each in alike if each.override.id != patterned.override.id]
-        if not alike:
-            del self._by_part[part]
-        length = part[0], len(part[1])
-        self._lengths[length] -= 1
-        if not self._lengths[length]:
-            del self._lengths[length]
+        self._pieces.remove(patterned.patterns[0][1].pieces, patterned)
 
-    def taking(self, entries: Sequence[Entry], place: int) -> Iterator[Override]:
+    def taking(self, entries: Sequence[Entry], place: int) -> Sequence[Override]:
         """Those that take a descriptor; `place` is the first one with a pattern."""
-        value = entries[place].value
-        for is_end, length in self._lengths:
-            part = value[-length:] if is_end else value[:length]
-            for each in self._by_part.get((is_end, part), ()):
-                if each.takes(entries):
-                    yield each.override
-
-
-def _part(patterned: _Patterned) -> tuple[bool, str]:
-    """By what it is found: whether that is an end, and the text."""
-    pieces = patterned.patterns[0][1].pieces
-    is_end = len(pieces[-1]) > len(pieces[0])
-    return is_end, pieces[-1 if is_end else 0]
+        likely = self._pieces.likely(entries[place].value)
+        return [each.override for each in likely if each.takes(entries)]
 
 
 class DomainOverrides:
@@ -145,26 +122,49 @@ class DomainOverrides:
         if not by_places:
             del self._patterned[keys]
 
-    def may_take(self, entries: Sequence[Entry]) -> bool:
-        """Whether any takes a descriptor, also one that has ended."""
-        return any(True for _ in self._taking(tuple(entries)))
+    def taking(self, entries: Sequence[Entry]) -> Sequence[Override]:
+        """Those that take a descriptor, also if they have ended. Raises EffortSpentError.
+
+        What was found in a turn before is kept, as `matchers.effort` says.
+        """
+        entries = tuple(entries)
+        exact = self._exact.get(entries, ())
+        places = self._patterned.get(tuple([entry.key for entry in entries]))
+        if not places:
+            return exact
+        if not EFFORT.bounded:
+            return [*exact, *self._taking(entries, places)]
+        name = (self, entries)
+        found = EFFORT.found.get(name)
+        if found is None:
+            EFFORT.spend(0)
+            found = [*exact, *self._taking(entries, places)]
+            EFFORT.found[name] = found
+        return found
 
     def meeting(self, entries: Sequence[Entry], now_us: int) -> list[Override]:
         """Those that take a descriptor and hold now, the first one first."""
-        found = [each for each in self._taking(tuple(entries)) if each.holds(now_us)]
-        found.sort(key=_precedence)
-        return found
+        return holding(self.taking(entries), now_us)
 
-    def _taking(self, entries: tuple[Entry, ...]) -> Iterator[Override]:
-        yield from self._exact.get(entries, ())
-        if not self._patterned:
-            return
-        places = self._patterned.get(tuple(entry.key for entry in entries), {})
+    def _taking(
+        self,
+        entries: tuple[Entry, ...],
+        places: Mapping[tuple[int, ...], Mapping[tuple[str, ...], _AlikePatterns]],
+    ) -> Iterator[Override]:
         for plain, by_values in places.items():
-            alike = by_values.get(tuple(entries[place].value for place in plain))
+            alike = by_values.get(tuple([entries[place].value for place in plain]))
             if alike is not None:
                 first = next(place for place in range(len(entries)) if place not in plain)
                 yield from alike.taking(entries, first)
+
+
+def holding(taking: Sequence[Override], now_us: int) -> list[Override]:
+    """Those of overrides that take a descriptor which hold now, the first one first."""
+    if not taking:
+        return []
+    found = [each for each in taking if each.holds(now_us)]
+    found.sort(key=_precedence)
+    return found
 
 
 def _patterned(override: Override, plain: tuple[int, ...]) -> _Patterned:

@@ -105,16 +105,18 @@ class Planner:
             for descriptor in request.descriptors
         ]
         replaced: set[str] = set()
+        looked_at: set[MetNode] = set()
         for found in matches:
             if not isinstance(found, Match) or found.met is None:
                 continue
-            if not found.met.heed & REPLACES:
+            if not found.met.heed & REPLACES or found.met in looked_at:
                 continue  # as nearly always
             rule = found.met.declared
             assert rule is not None  # noqa: S101 -- its node says that it replaces others
             # While none of its limits holds, a rule replaces no other.
             if rule.unlimited or self.compiler.matched(domain, found)[0].limits:
                 replaced |= rule.replaces
+                looked_at.add(found.met)
         plans = []
         for descriptor, found in zip(request.descriptors, matches, strict=True):
             addend = descriptor.hits_addend

@@ -235,7 +235,8 @@ class Steering:
             memo = self._memo = Memo[Steered](_REMEMBERED)
         steered = Steered(now_us, NEVER_US)
         entries = _entries(body, split)
-        meetings = [domain.overrides.meeting(each, now_us) for each in entries]
+        taking = [domain.overrides.taking(each) for each in entries]
+        meetings = [limiter.holding(each, now_us) for each in taking]
         if any(meetings):
             request = wire.decode_request(body)
             plans = self._planning.plans(request, snapshot)
@@ -249,7 +250,7 @@ class Steering:
             steered = Steered(
                 now_us, found.until_us, changed, grants, found.banned, found.bans_end_us
             )
-        elif split is not None and not any(domain.overrides.may_take(each) for each in entries):
+        elif split is not None and not any(taking):
             asked.untouched = self._held(split.name)
         memo.put(body, domain.number, steered)
         return steered

@@ -32,8 +32,8 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    looked = counted("looked", DomainOverrides.meeting)
-    monkeypatch.setattr(DomainOverrides, "meeting", looked)
+    looked = counted("looked", DomainOverrides.taking)
+    monkeypatch.setattr(DomainOverrides, "taking", looked)
     for name in ("plan", "plan_alone", "template"):
         monkeypatch.setattr(Planner, name, counted("planned", getattr(Planner, name)))
     return done

@@ -25,13 +25,12 @@ class IetfHeaders(ChosenHeaders):
         """Adds nothing if nothing was counted, but when a ban ends."""
         policies: list[str] = []
         limits: list[str] = []
-        names: set[str] = set()
+        names: dict[str, int] = {}
         for planned, outcomes, _ in self._of(told):
             for compiled, outcome in zip(planned.rule.limits, outcomes, strict=True):
                 if outcome is None or outcome.local:
                     continue
                 name = _unlike(names, policy_name(compiled.limit))
-                names.add(name)
                 policies.append(f'"{name}"{_policy(compiled.limit)}')
                 remaining = 0 if outcome.over else remaining_of(Shown(compiled, outcome))
                 limits.append(f'"{name}";r={remaining};t={whole_seconds(outcome.reset_us)}')
@@ -44,12 +43,17 @@ class IetfHeaders(ChosenHeaders):
             said.retry_after(told)
 
 
-def _unlike(names: set[str], name: str) -> str:
-    """The name, with a number if there is one like it."""
-    number, found = 1, name
+def _unlike(names: dict[str, int], name: str) -> str:
+    """The name, with a number if there is one like it; `names` has the last number of each."""
+    number = names.get(name)
+    if number is None:
+        names[name] = 1
+        return name
+    found = name
     while found in names:
         number += 1
         found = f"{name}-{number}"
+    names[name], names[found] = number, 1
     return found
 
 

@@ -1,4 +1,4 @@
-"""What searching for regular expressions may cost in one turn of the loop.
+"""What searching for patterns, regular expressions and overrides may cost in one turn of the loop.
 
 A value can take some milliseconds in the worst case, and a request can have many values. So who
 plans requests bounds the effort (`bounded`), and goes on in a later turn where it is spent; what
@@ -8,7 +8,7 @@ was found until then is kept meanwhile. Who asks for one value only is not bound
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["EFFORT", "MOST_AT_ONCE", "Effort", "EffortSpentError", "Searches"]
 
@@ -16,8 +16,8 @@ MOST_AT_ONCE: Final = 200_000
 """Instructions times bytes. When so much is spent no other search begins; the last one may take
 twice as much."""
 
-Searches = dict[tuple[object, str], Sequence[int]]
-"""What searches found: by who searched, and the value."""
+Searches = dict[tuple[object, object], Sequence[Any]]
+"""What searches found: by who searched, who knows what it finds, and for what."""
 
 
 class EffortSpentError(Exception):
@@ -33,6 +33,7 @@ class Effort:
         self.bounded = False
         """Whether it matters now."""
         self.rest = MOST_AT_ONCE
+        """What costs little for one value, and is known only afterwards, is just taken from it."""
         self.found: Searches = {}
 
     def renew(self, found: Searches) -> None:

@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.matchers.effort import EFFORT
+from ratelimit_service.rules.matchers.matcher import Index, Matcher
+from ratelimit_service.rules.matchers.pieces import Pieces
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields
 
 __all__ = ["Pattern"]
+
+
+class _ByPiece(Index):
+    """Patterns by a piece of each."""
+
+    def __init__(self) -> None:
+        self._pieces = Pieces[tuple[int, Pattern]]()
+
+    def add(self, matcher: Matcher, place: int) -> None:
+        """Adds the next pattern."""
+        assert isinstance(matcher, Pattern)  # noqa: S101 -- it is the index of these
+        self._pieces.add(matcher.pieces, (place, matcher))
+
+    def parts(self) -> Iterator[object]:
+        """Those of the patterns."""
+        return self._pieces.parts()
+
+    def first(self, value: str) -> int:
+        """The first declared one that takes it. Raises EffortSpentError."""
+        found = self.all(value)
+        return found[0] if found else -1
+
+    def all(self, value: str) -> Sequence[int]:
+        """All that take it, as declared. Raises EffortSpentError."""
+        if not EFFORT.bounded:
+            return self._taking(value)
+        found = EFFORT.found.get((self, value))
+        if found is None:
+            EFFORT.spend(0)
+            found = self._taking(value)
+            EFFORT.found[self, value] = found
+        return found
+
+    def _taking(self, value: str) -> Sequence[int]:
+        likely = self._pieces.likely(value)
+        return sorted([place for place, pattern in likely if pattern.matches(value)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +60,16 @@ class Pattern(Matcher):
     help = "The value to match; each `*` in it stands for any characters or none."
     default = "any value"
     noun = "pattern"
+    index = _ByPiece
     text: str
     pieces: tuple[str, ...]
+    """What stands before the first star, between stars, and behind the last one."""
 
     @classmethod
     def of(cls, text: str) -> Pattern:
         """The pattern that a value with a `*` is."""
-        return cls(text, tuple(text.split("*")))
+        first, *middle, last = text.split("*")
+        return cls(text, (first, *filter(None, middle), last))
 
     @classmethod
     def written(cls, fields: Fields) -> bool:

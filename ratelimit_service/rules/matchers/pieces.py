@@ -1,0 +1,160 @@
+"""Patterns by pieces of their text: which of thousands may take a value.
+
+Each pattern is filed under one piece: how it begins, how it ends, or a few characters from between
+its stars, whichever the fewest others are filed under. Only patterns whose piece a value has are
+compared with the value. What must not live here: what a pattern takes (`pattern`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from ratelimit_service.containers.spread import LARGE, SpreadList, Table, parts_of, spread
+from ratelimit_service.rules.matchers.effort import EFFORT
+
+__all__ = ["Pieces"]
+
+_T = TypeVar("_T")
+
+_BEGIN: Final = 0
+_END: Final = 1
+_WITHIN: Final = 2
+
+_CUT: Final = 4
+"""So many characters between stars say enough."""
+
+_LOOK_UP: Final = 16
+"""What a look-up takes, in the unit of `effort.MOST_AT_ONCE`."""
+
+_Part = tuple[int, str]
+"""Where a piece stands, and the piece."""
+
+
+class _Filed(NamedTuple, Generic[_T]):
+    """A thing with the fewest characters that its pattern takes, and how many pieces it has."""
+
+    least: int
+    pieces: int
+    thing: _T
+
+
+class Pieces(Generic[_T]):
+    """Things that have a pattern each. The pieces of a pattern are what stands between its `*`."""
+
+    __slots__ = ("_by_part", "_lengths", "_others", "_within")
+
+    def __init__(self) -> None:
+        self._by_part: Table[_Part, list[_Filed[_T]]] = {}
+        self._lengths: Counter[tuple[int, int]] = Counter()
+        """Where the pieces in use stand, how long they are, and how many there are."""
+        self._within: dict[str, Counter[int]] = {}
+        """Of those between stars: by the first character, their lengths."""
+        self._others: SpreadList[_Filed[_T]] = SpreadList()
+        """Those that have no piece which is not too many others' already: all are compared."""
+
+    def __bool__(self) -> bool:
+        return len(self._by_part) > 0
+
+    def parts(self) -> Iterator[object]:
+        """The parts of what is large, which takes long to drop at once."""
+        yield from parts_of(self._by_part)
+        yield from parts_of(self._others)
+
+    def add(self, pieces: Sequence[str], thing: _T) -> None:
+        """Takes in a thing with a pattern of these pieces."""
+        filed = _Filed(sum(map(len, pieces)), len(pieces), thing)
+        least, part, here = LARGE, None, None
+        for each in _parts(pieces):
+            alike = self._by_part.get(each)
+            if (0 if alike is None else len(alike)) < least:
+                part, here = each, alike
+                least = 0 if alike is None else len(alike)
+        if part is None:
+            self._others.append(filed)
+        elif here is not None:
+            here.append(filed)
+        else:
+            self._by_part[part] = [filed]
+            self._by_part = spread(self._by_part)
+            where, text = part
+            if where == _WITHIN:
+                self._within.setdefault(text[0], Counter())[len(text)] += 1
+            else:
+                self._lengths[where, len(text)] += 1
+
+    def remove(self, pieces: Sequence[str], thing: _T) -> None:
+        """Lets go of a thing that was added with these pieces."""
+        filed = _Filed(sum(map(len, pieces)), len(pieces), thing)
+        for part in _parts(pieces):
+            alike = self._by_part.get(part)
+            if alike is not None and filed in alike:
+                alike.remove(filed)
+                if not alike:
+                    self._by_part.pop(part)
+                    self._forget(part)
+                return
+        self._others = SpreadList([each for each in self._others if each != filed])
+
+    def _forget(self, part: _Part) -> None:
+        where, text = part
+        if where == _WITHIN:
+            lengths = self._within[text[0]]
+            lengths[len(text)] -= 1
+            if not lengths[len(text)]:
+                del lengths[len(text)]
+            if not lengths:
+                del self._within[text[0]]
+            return
+        self._lengths[where, len(text)] -= 1
+        if not self._lengths[where, len(text)]:
+            del self._lengths[where, len(text)]
+
+    def likely(self, value: str) -> list[_T]:
+        """Those whose pattern may take a value. Its cost counts against the effort of a turn."""
+        by_part = self._by_part
+        found: list[_Filed[_T]] = [*self._others]
+        looked = len(self._lengths)
+        size = len(value)
+        for where, length in self._lengths:
+            if length > size:
+                continue
+            text = value[:length] if where == _BEGIN else value[-length:]
+            found += by_part.get((where, text)) or ()
+        within = self._within
+        if within:
+            seen: set[str] = set()
+            for first in within if len(within) < size else set(value):
+                lengths = within.get(first)
+                looked += 1
+                if lengths is None:
+                    continue
+                at = value.find(first)
+                while at >= 0:
+                    looked += len(lengths)
+                    for length in lengths:
+                        text = value[at : at + length]
+                        if text not in seen:
+                            seen.add(text)
+                            found += by_part.get((_WITHIN, text)) or ()
+                    at = value.find(first, at + 1)
+        likely = [each for each in found if each.least <= size]
+        looked += len(found) + sum([min(each.pieces, size) for each in likely])
+        EFFORT.rest -= looked * _LOOK_UP + len(likely) * size
+        return [each.thing for each in likely]
+
+
+def _parts(pieces: Sequence[str]) -> list[_Part]:
+    """Under which pieces a pattern may be filed; the earlier ones are found with less work."""
+    first, *middle, last = pieces
+    found: list[_Part] = []
+    if first:
+        found.append((_BEGIN, first))
+    if last:
+        found.append((_END, last))
+    for piece in middle:
+        found.append((_WITHIN, piece[:_CUT]))
+        if len(piece) > _CUT:
+            found.append((_WITHIN, piece[-_CUT:]))
+    return found or [(_BEGIN, "")]
