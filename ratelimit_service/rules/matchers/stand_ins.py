@@ -7,13 +7,13 @@ nobody writes them, and nobody is shown them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from ratelimit_service.containers.spread import Table, parts_of, spread
-from ratelimit_service.model import Grouping
+from ratelimit_service.model import Grouping, IPAddress, Network, address_of
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
@@ -46,46 +46,79 @@ class _Grouped(Matcher):
         raise ValueError("a group is no value")
 
 
+_Size = tuple[int, int]
+"""A family of addresses, and the length of the prefix that a way to group gives to it.
+
+Values that are no addresses are of the family 0, and those that nobody groups are of `_AS_IT_IS`.
+"""
+
+_AS_IT_IS: Final = -1, 0
+
+
+def _sizes(grouping: Grouping | None) -> Sequence[_Size]:
+    """What a value can be grouped to, each of which is looked up by itself.
+
+    There are many ways to group, but few lengths of a prefix.
+    """
+    if grouping is None:
+        return (_AS_IT_IS,)
+    return (4, grouping.ipv4), (6, grouping.ipv6), (0, 0)
+
+
+def _grouped(value: str, known: Container[_Size]) -> Iterator[tuple[_Size, str]]:
+    """The texts that a value is grouped to, by those of the sizes that are known."""
+    if _AS_IT_IS in known:
+        yield _AS_IT_IS, value
+    address = address_of(value)
+    if address is None:
+        yield (0, 0), value
+        return
+    whole = IPAddress.bits_of(address.family)
+    for length in range(whole + 1):
+        size = address.family, length
+        if size in known:
+            yield size, address.text if length == whole else str(Network.around(address, length))
+
+
 class _AskedTogether(Index):
-    """Other matchers by the indexes of their kinds, once for each way to group."""
+    """Other matchers by the indexes of their kinds, once for each size of networks."""
 
     def __init__(self) -> None:
-        self._indexes: dict[tuple[Grouping | None, type[Index]], Index] = {}
+        self._indexes: dict[_Size, dict[type[Index], Index]] = {}
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's matcher."""
         assert isinstance(matcher, _Asked)  # noqa: S101 -- it is the index of these
-        kind = matcher.grouping, matcher.matcher.index
-        index = self._indexes.get(kind)
-        if index is None:
-            index = self._indexes[kind] = matcher.matcher.index()
-        index.add(matcher.matcher, place)
+        kind = matcher.matcher.index
+        for size in _sizes(matcher.grouping):
+            indexes = self._indexes.setdefault(size, {})
+            if kind not in indexes:
+                indexes[kind] = kind()
+            indexes[kind].add(matcher.matcher, place)
 
     def completing(self) -> Iterator[None]:
         """Completes the indexes."""
-        for index in self._indexes.values():
-            yield from index.completing()
+        for indexes in self._indexes.values():
+            for index in indexes.values():
+                yield from index.completing()
 
     def parts(self) -> Iterator[object]:
         """Those of the indexes."""
-        for index in self._indexes.values():
-            yield from index.parts()
+        for indexes in self._indexes.values():
+            for index in indexes.values():
+                yield from index.parts()
 
     def first(self, value: str) -> int:
         """The first declared one."""
-        found = -1
-        for (grouping, _), index in self._indexes.items():
-            place = index.first(_text_of(grouping, value))
-            if place >= 0 and (found < 0 or place < found):
-                found = place
-        return found
+        return min(self.all(value), default=-1)
 
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
         return sorted(
             place
-            for (grouping, _), index in self._indexes.items()
-            for place in index.all(_text_of(grouping, value))
+            for size, text in _grouped(value, self._indexes)
+            for index in self._indexes.get(size, {}).values()
+            for place in index.all(text)
         )
 
 
@@ -113,10 +146,14 @@ def _text_of(grouping: Grouping | None, value: str) -> str:
 
 
 class _ByText(Index):
-    """Texts by hash, once for each way to group."""
+    """Texts by hash, once for each size of networks.
+
+    A text that is a network of the size is looked up by its number: an address is not written out
+    for each size.
+    """
 
     def __init__(self) -> None:
-        self._places: dict[Grouping | None, Table[str, int]] = {}
+        self._places: dict[_Size, Table[str | int, int]] = {}
         self._lists: list[tuple[_Texts, int]] = []
         """Those with many texts, which are still to be added."""
 
@@ -129,12 +166,16 @@ class _ByText(Index):
             self._add(matcher.grouping, matcher.texts, place)
 
     def _add(self, grouping: Grouping | None, texts: Iterable[str], place: int) -> None:
-        places = self._places.setdefault(grouping, {})
         for text in texts:
-            before = places.get(text)
-            if before is None or place < before:
-                places[text] = place
-        self._places[grouping] = spread(places)
+            for size in _sizes(grouping):
+                name = text if size[0] <= 0 else _bits_of(text, size)
+                if name is None:
+                    continue
+                places = self._places.setdefault(size, {})
+                before = places.get(name)
+                if before is None or place < before:
+                    places[name] = place
+                    self._places[size] = spread(places)
 
     def completing(self) -> Iterator[None]:
         """Adds long lists, a part at a time."""
@@ -156,8 +197,32 @@ class _ByText(Index):
 
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
-        found = [places.get(_text_of(grouping, value)) for grouping, places in self._places.items()]
-        return sorted(place for place in found if place is not None)
+        found: list[int | None] = []
+        if _AS_IT_IS in self._places:
+            found.append(self._places[_AS_IT_IS].get(value))
+        address = address_of(value)
+        if address is None:
+            places = self._places.get((0, 0))
+            found.append(None if places is None else places.get(value))
+        else:
+            family, number = address
+            whole = IPAddress.bits_of(family)
+            for length in range(whole + 1):
+                places = self._places.get((family, length))
+                if places is not None:
+                    found.append(places.get(number >> (whole - length)))
+        return sorted([place for place in found if place is not None])
+
+
+def _bits_of(text: str, size: _Size) -> int | None:
+    """The bits of the network that a text is, if addresses are grouped to just this text."""
+    family, length = size
+    address = address_of(text.partition("/")[0])
+    if address is None or address.family != family:
+        return None
+    if Grouping(length, length).of(address.text) != text:
+        return None
+    return address.number >> (IPAddress.bits_of(family) - length)
 
 
 @dataclass(frozen=True, slots=True)
