@@ -14,8 +14,9 @@ from ipaddress import (
 )
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
-from ratelimit_service.model import DAY_MINUTES, DAYS, SECOND_US, Limit, Schedule
+from ratelimit_service.model import DAY_MINUTES, DAYS, SECOND_US, Grouping, Limit, Schedule
 from ratelimit_service.rules.matchers import registry
+from ratelimit_service.rules.matchers.matcher import Index, Matcher
 from ratelimit_service.rules.paths import MatcherName, path_text
 from ratelimit_service.rules.problem import Problem, origin, quoted
 from ratelimit_service.rules.texts import limit_text, moment_text
@@ -83,23 +84,29 @@ def _ended(node: Node, path: _Path, ended: int) -> Problem:
 
 def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
     """Nodes all of whose values a matcher takes before them: the first declared one wins."""
-    matching: dict[str, list[Node]] = {}
+    before: dict[tuple[str, Grouping | None, int], _Before] = {}
+    greedy: dict[str, Node] = {}
     for node in level:
-        if node.matcher is not None:
-            before = matching.setdefault(node.key, [])
-            if first := next((each for each in before if _covers(each, node)), None):
-                none = "no other value than this text" if node.matcher.literals else "no value"
-                message = (
-                    f"{none} gets here: {quoted(first.value)} at "
-                    f"{first.source} takes them before; declare this one above it"
-                )
-                yield _hint(node, (*path, (node.key, node.value)), "unreachable", message)
-            before.append(node)
+        matcher = node.matcher
+        if matcher is None:
+            continue
+        earlier = before.setdefault((node.key, node.grouping, matcher.rank), _Before())
+        if matcher.asked and (first := earlier.covering(matcher)):
+            none = "no other value than this text" if matcher.literals else "no value"
+            message = (
+                f"{none} gets here: {quoted(first.value)} at "
+                f"{first.source} takes them before; declare this one above it"
+            )
+            yield _hint(node, (*path, (node.key, node.value)), "unreachable", message)
+        if node.valid_until is None:  # else later ones get values once it has ended
+            earlier.add(node, matcher)
+            if matcher.takes_all:
+                greedy.setdefault(node.key, node)
     for node in level:
         if not node.value:
-            greedy = next((each for each in matching.get(node.key, ()) if _takes_all(each)), None)
-            if greedy is not None:
-                message = f"no value gets here: {quoted(greedy.value)} at {greedy.source} takes all"
+            first = greedy.get(node.key)
+            if first is not None:
+                message = f"no value gets here: {quoted(first.value)} at {first.source} takes all"
                 yield _hint(node, (*path, (node.key, "")), "unreachable", message)
 
 
@@ -125,18 +132,45 @@ def _no_fallback(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
 _SEVERAL = 2
 
 
-def _covers(node: Node, later: Node) -> bool:
-    """Whether a node takes all values of a later one, so that the later one should come first."""
-    if node.valid_until is not None or node.grouping != later.grouping:
-        return False  # the later one gets values once this has ended, or those of other networks
-    one, other = node.matcher, later.matcher
-    if one is None or other is None or not other.asked:
-        return False
-    return one.rank == other.rank and one.covers(other)
+class _Before:
+    """Nodes of one key, whose matchers have one rank, by what they may cover.
 
+    So that thousands of them are not each compared with each.
+    """
 
-def _takes_all(node: Node) -> bool:
-    return node.matcher is not None and node.matcher.takes_all and node.valid_until is None
+    def __init__(self) -> None:
+        self._nodes: list[tuple[Node, Matcher]] = []
+        self._alike: dict[Matcher, int] = {}
+        """Of the kinds that cover only what they are themselves: the first place of each."""
+        self._by_text: dict[type[Index], Index] = {}
+        """Of the kinds that cover by text."""
+        self._others: list[int] = []
+
+    def add(self, node: Node, matcher: Matcher) -> None:
+        """Takes in the next one as declared."""
+        place = len(self._nodes)
+        self._nodes.append((node, matcher))
+        if matcher.covers_by_text:
+            if matcher.index not in self._by_text:
+                self._by_text[matcher.index] = matcher.index()
+            self._by_text[matcher.index].add(matcher, place)
+        elif type(matcher).covers is Matcher.covers:
+            self._alike.setdefault(matcher, place)
+        else:
+            self._others.append(place)
+
+    def covering(self, later: Matcher) -> Node | None:
+        """The first one that takes all values of a later one."""
+        places = list(self._others)
+        for index in self._by_text.values():
+            places += index.all(later.covered_text)
+        if later in self._alike:
+            places.append(self._alike[later])
+        for place in sorted(places):
+            node, matcher = self._nodes[place]
+            if matcher.covers(later):
+                return node
+        return None
 
 
 def _misread(node: Node, path: _Path) -> Iterator[Problem]:

@@ -137,6 +137,8 @@ class Matcher(ABC):
     """What finds those that take a value among the many of a level."""
     most: ClassVar[int] = 0
     """The most that one level may have of one key, 0 for any number."""
+    covers_by_text: ClassVar[bool] = False
+    """Whether one that covers another always takes the other's `covered_text`, as a value."""
     beaten: ClassVar[str] = "was declared later"
     """Why one that takes a value stands behind another of its rank, for `explain`."""
     text: str
@@ -216,6 +218,11 @@ class Matcher(ABC):
         if cls.most and len(level) > cls.most:
             return level[cls.most], f"more than {cls.most} of {cls.key} for one key at one level"
         return None
+
+    @property
+    def covered_text(self) -> str:
+        """What those kinds take that cover by text, if they cover this one."""
+        return self.beginning
 
     def covers(self, other: Matcher) -> bool:
         """Whether it takes all that another takes, as far as it can tell."""

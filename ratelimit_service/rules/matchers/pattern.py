@@ -61,6 +61,7 @@ class Pattern(Matcher):
     default = "any value"
     noun = "pattern"
     index = _ByPiece
+    covers_by_text = True
     text: str
     pieces: tuple[str, ...]
     """What stands before the first star, between stars, and behind the last one."""
@@ -118,6 +119,11 @@ class Pattern(Matcher):
     def beginning(self) -> str:
         """What stands before the first star."""
         return self.pieces[0]
+
+    @property
+    def covered_text(self) -> str:
+        """Its text, as `covers` explains."""
+        return self.text
 
     def covers(self, other: Matcher) -> bool:
         """Whether it takes whatever another pattern takes.

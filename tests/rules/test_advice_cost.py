@@ -1,0 +1,24 @@
+"""Hints at rules that no value reaches cost no more than twice as much for twice as many rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_service.rules.lint import lint_text
+from tests.grpc.counted_work import work_of
+
+LIMIT = "rate_limit: {unit: day, requests_per_unit: 100}"
+
+
+@pytest.mark.parametrize("form", ["value: '*p{0}*'", "value: 'p{0}-*'", "cidr: 10.{1}.{2}.0/24"])
+def test_more_rules(form: str) -> None:
+    """Each is compared with the few before it that may cover it, and not with all."""
+
+    def lint(count: int) -> None:
+        each = [form.format(number, number >> 8, number & 255) for number in range(count)]
+        lines = "\n".join(f"- {{key: k, {one}, {LIMIT}}}" for one in each)
+        lint_text("rules.yaml", f"domain: edge\ndescriptors:\n{lines}\n".encode())
+
+    lint(10)
+
+    assert work_of(lambda: lint(1_600)) < 2.6 * work_of(lambda: lint(800))
