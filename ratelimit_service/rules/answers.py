@@ -12,8 +12,8 @@ from ratelimit_service.model import (
     unknown_placeholder,
 )
 from ratelimit_service.rules.fields import Fields
-from ratelimit_service.rules.language import ANSWER_KEYS, CONTENT_TYPE, LINK, MAX_TEXT
-from ratelimit_service.rules.problem import did_you_mean, listed, quoted
+from ratelimit_service.rules.language import ANSWER_KEYS, CONTENT_TYPE, LINK
+from ratelimit_service.rules.problem import MAX_TEXT, did_you_mean, listed, quoted, too_long
 
 __all__ = ["read_answer"]
 
@@ -45,8 +45,7 @@ def _text(fields: Fields, name: str) -> str:
         return ""
     text = fields.text(name)
     if len(text) > MAX_TEXT:
-        message = f"{name} has {len(text)} characters: {MAX_TEXT} are allowed"
-        fields.report(name, message, value=name)
+        fields.report(name, too_long(name, text, MAX_TEXT), value=name)
         return ""
     return text
 

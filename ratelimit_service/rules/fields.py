@@ -5,6 +5,7 @@ What must not live here: how a file becomes nodes (`reader`), and what keys mean
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -17,7 +18,15 @@ from ratelimit_service.model import MAX_ADDEND
 from ratelimit_service.rules import scalars
 from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.paths import Source
-from ratelimit_service.rules.problem import did_you_mean, listed, nearest, origin, quoted
+from ratelimit_service.rules.problem import (
+    MAX_TEXT,
+    did_you_mean,
+    listed,
+    nearest,
+    origin,
+    quoted,
+    too_long,
+)
 from ratelimit_service.rules.reader import Pair, Path, Reader, Unreadable
 
 __all__ = ["Fields", "Scalars", "document"]
@@ -104,7 +113,7 @@ class Fields:
             else:
                 pairs.setdefault(name, pair)
         if deeper:  # as far as it can be told before it is checked
-            self.path = (*path, (self.raw("key"), self.raw("value")))
+            self.path = (*path, (self.raw("key")[:MAX_TEXT], self.raw("value")[:MAX_TEXT]))
         if deeper and len(odd) == 1 and self._is_key_itself(*odd[0], allowed):
             return
         for key, _ in odd:
@@ -219,15 +228,21 @@ class Fields:
         """A value as it stands in the file, whatever YAML takes it for; "" if it is no scalar."""
         return scalars.raw(self._pairs[name][1]) if name in self._pairs else ""
 
-    def text(self, name: str, *, several: str = "") -> str:
-        """A value's source text; `several` is the key that takes a list of them."""
+    def text(self, name: str, *, several: str = "", most: int = 0) -> str:
+        """A value's source text, of at most so many characters, if that is not 0.
+
+        `several` is the key that takes a list of them.
+        """
         if not self.given(name):
             return ""
         if not isinstance(node := self._pairs[name][1], yaml.ScalarNode):
             there_is = several and isinstance(node, yaml.SequenceNode)
             more = f": for several there is {several}" if there_is else ""
             self.report("type", f"{name} must be text{more}", value=name)
-        return self.raw(name)
+        text = self.raw(name)
+        if most and len(text) > most:
+            self.report("too_long", too_long(name, text, most), value=name)
+        return text
 
     def texts(self, name: str) -> list[str] | None:
         """A list of texts; None if it is anything else."""
@@ -371,6 +386,10 @@ class Fields:
         node = self._pairs[name][1]
         plain = self._plain(node, 0)
         if isinstance(plain, dict):
+            size = len(json.dumps(plain, ensure_ascii=False))
+            if size > MAX_TEXT:
+                message = f"{name} has {size} characters as JSON: {MAX_TEXT} are allowed"
+                self.report("too_long", message, value=name)
             return plain
         self.report("type", f"{name} must be a mapping", value=name)
         return None

@@ -24,6 +24,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE
+from ratelimit_service.rules.problem import MAX_TEXT
 
 __all__ = [
     "ANSWER_KEYS",
@@ -36,7 +37,7 @@ __all__ = [
     "LIMIT_KEYS",
     "LINK",
     "MAX_LIMITS",
-    "MAX_TEXT",
+    "MAX_NAME",
     "ON_LIMIT",
     "PERCENT",
     "REFERENCE_KEYS",
@@ -61,8 +62,8 @@ PERCENT: Final = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%")
 CONTENT_TYPE: Final = re.compile(r"[\w.+-]{1,64}/[\w.+-]{1,64}(; ?charset=[\w-]{1,32})?", re.ASCII)
 LINK: Final = re.compile(r"https?://[!-~]{1,1000}")
 
-MAX_TEXT: Final = 4_096
-"""Characters of a template or a description: each denial carries them."""
+MAX_NAME: Final = 256
+"""Characters of a name: an answer has one for each of its descriptors."""
 
 MAX_LIMITS: Final = 16
 """Of one descriptor: every one of them costs as much as a descriptor."""
@@ -262,7 +263,8 @@ _ON_DESCRIPTOR: Final = (
     RuleKey(
         "metadata",
         {"type": ["object", "null"]},
-        "Any mapping; returned when the rule passes and `--dynamic-metadata` is on.",
+        "Any mapping; returned when the rule passes and `--dynamic-metadata` is on. At most "
+        "4,096 characters as JSON.",
     ),
     RuleKey(
         "answer",
@@ -275,7 +277,12 @@ _ON_DESCRIPTOR: Final = (
 def on_descriptor() -> tuple[RuleKey, ...]:
     """What may stand on a descriptor."""
     return (
-        RuleKey("key", _NEEDED_TEXT, "The key of the entry to match.", REQUIRED),
+        RuleKey(
+            "key",
+            {**_NEEDED_TEXT, "maxLength": MAX_TEXT},
+            "The key of the entry to match. Keys and values have at most 4,096 characters.",
+            REQUIRED,
+        ),
         *(RuleKey(each.key, each.shape, each.help, each.default) for each in registry.kinds()),
         *_ON_DESCRIPTOR,
     )
@@ -334,14 +341,18 @@ IN_LIMIT: Final = (
         "Never deny; hits show in the metrics. Excludes what says how to count.",
         "`false`",
     ),
-    RuleKey("name", TEXT, "Shown to callers in `current_limit`; the target of `replaces`."),
+    RuleKey(
+        "name",
+        _words_shape(MAX_NAME),
+        "Shown to callers in `current_limit`; the target of `replaces`.",
+    ),
     RuleKey(
         "replaces",
         {
             "type": ["array", "null"],
             "items": {
                 "type": "object",
-                "properties": {"name": _NEEDED_TEXT},
+                "properties": {"name": {**_NEEDED_TEXT, "maxLength": MAX_NAME}},
                 REQUIRED: ["name"],
                 "additionalProperties": False,
             },
@@ -366,7 +377,7 @@ IN_LIMIT: Final = (
     ),
     RuleKey(
         "pool",
-        TEXT,
+        _words_shape(MAX_NAME),
         "All limits with this name charge one counter; see [reserves](#reserves).",
     ),
     RuleKey(

@@ -35,7 +35,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.grouping import read_grouping
-from ratelimit_service.rules.language import DURATION, LIMIT_KEYS, PERCENT, UNITS, WINDOW
+from ratelimit_service.rules.language import DURATION, LIMIT_KEYS, MAX_NAME, PERCENT, UNITS, WINDOW
 from ratelimit_service.rules.problem import listed, quoted
 from ratelimit_service.rules.schedule import read_schedule, read_time_zone
 
@@ -68,7 +68,7 @@ class _Length(NamedTuple):
 
 def limit_name(fields: Fields) -> str:
     """A limit's name as callers see it."""
-    name = fields.text("name")
+    name = fields.text("name", most=MAX_NAME)
     shown = _UNSAFE_IN_NAME.sub("_", name)
     if shown != name:
         fields.report(
@@ -122,7 +122,7 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         own=tuple(values[each.name] for each in algorithm.parameters if not each.field),
         grouping=read_grouping(fields),
         schedule=read_schedule(fields),
-        pool=fields.text("pool"),
+        pool=fields.text("pool", most=MAX_NAME),
     )
     limit = limit._replace(**_in_fields(algorithm, values))
     _check_numbers(fields, limit)

@@ -11,7 +11,20 @@ from ratelimit_service.rules.paths import Source
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Problem", "did_you_mean", "listed", "nearest", "origin", "quoted"]
+__all__ = [
+    "MAX_TEXT",
+    "Problem",
+    "did_you_mean",
+    "listed",
+    "nearest",
+    "origin",
+    "quoted",
+    "too_long",
+]
+
+MAX_TEXT = 4_096
+"""Characters of a key, a value, a template, a description, or metadata: answers and counters carry
+them."""
 
 _MAX_QUOTED = 60
 """Characters of a file's text that a message repeats."""
@@ -79,6 +92,11 @@ _SMART = re.compile("[\u2018\u2019\u201c\u201d]")
 def quoted(text: str) -> str:
     """Text of a file for a message: in quotes, what is not printable escaped, not too long."""
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
+
+
+def too_long(name: str, text: str, most: int) -> str:
+    """What is said of a text that is too long."""
+    return f"{name} has {len(text)} characters: {most} are allowed"
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

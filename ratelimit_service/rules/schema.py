@@ -25,6 +25,7 @@ from ratelimit_service.rules.grouping import check_groupings, read_grouping
 from ratelimit_service.rules.language import (
     LIMIT_KEYS,
     MAX_LIMITS,
+    MAX_NAME,
     ON_LIMIT,
     REFERENCE_KEYS,
     REPLACES_KEYS,
@@ -35,7 +36,7 @@ from ratelimit_service.rules.language import (
 from ratelimit_service.rules.limits import limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
-from ratelimit_service.rules.problem import Problem, quoted
+from ratelimit_service.rules.problem import MAX_TEXT, Problem, quoted
 from ratelimit_service.rules.reader import Reader, Unreadable
 from ratelimit_service.rules.schedule import read_valid_until
 from ratelimit_service.rules.tree import Level, Node, Rule
@@ -212,7 +213,7 @@ class _Language:
         """None if it does not say what it takes."""
         if (like := fields.like(Node)) is not None:
             return self._alike(like, fields)
-        key = fields.text("key")
+        key = fields.text("key", most=MAX_TEXT)
         taken = registry.taken(fields)
         value, matcher = taken or ("", None)
         fields.path = (*fields.path[:-1], (key, value))
@@ -261,6 +262,8 @@ class _Language:
 
     def _alike(self, like: Node, fields: Fields) -> Node:
         """A descriptor that differs from another (`alike`) in key or value alone."""
+        fields.text("key", most=MAX_TEXT)
+        fields.text("value", most=MAX_TEXT)
         rule = like.rule
         if rule is not None:
             path = path_text(fields.path)
@@ -389,7 +392,7 @@ def _replaces(fields: Fields, beside: frozenset[str]) -> frozenset[str]:
     names = set()
     own = fields.raw("name") if fields.given("name") else ""
     for item in fields.items("replaces", REPLACES_KEYS, deeper=False):
-        name = item.text("name")
+        name = item.text("name", most=MAX_NAME)
         if not name:
             item.report("replaces", "write each replaced rule as - name: …")
         elif name == own:

@@ -240,7 +240,9 @@ def test_long_texts_are_one_value() -> None:
         "domain: edge\ndescriptors: [{key: a, rate_limit: {unlimited: true}, metadata: {a: '@'}}]"
     )
 
-    assert not parse("f", text.replace("@", "x" * 2_000_001).encode()).problems
+    (problem,) = parse("f", text.replace("@", "x" * 2_000_001).encode()).problems
+
+    assert problem.message == "metadata has 2000010 characters as JSON: 4096 are allowed"
 
 
 def test_the_same_mistake_in_many_limits() -> None:

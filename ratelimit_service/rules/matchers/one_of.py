@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ratelimit_service.containers.spread import SpreadTuple, spread_tuple
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Matcher, read_list
 from ratelimit_service.rules.paths import MatcherName, matcher_name
-from ratelimit_service.rules.problem import quoted
+from ratelimit_service.rules.problem import MAX_TEXT, quoted, too_long
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     import yaml
@@ -34,6 +34,8 @@ class OneOf(Matcher):
         """A list of values; one value alone is a list, too. Raises ValueError."""
 
         def value(text: str, node: yaml.Node) -> str:
+            if len(text) > MAX_TEXT:
+                raise ValueError(too_long("a value", text, MAX_TEXT))
             if "*" in text:
                 message = (
                     f"a `*` in one_of stands for itself, and {quoted(text)} looks like a pattern: "

@@ -9,6 +9,7 @@ from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.matchers.regex import Regex
+from ratelimit_service.rules.problem import MAX_TEXT
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields
@@ -52,7 +53,7 @@ def shareable() -> str:
 def taken(fields: Fields) -> TakenValues | None:
     """Which values a descriptor takes; None if it does not say so rightly, as is noted then."""
     here = list(dict.fromkeys(fields.among([each.key for each in MATCHERS])))
-    value = fields.text(Pattern.key, several=OneOf.key)
+    value = fields.text(Pattern.key, several=OneOf.key, most=MAX_TEXT)
     if len(here) > 1:
         message = f"{here[0]} and {here[1]} exclude each other: write a descriptor for each"
         fields.report("matcher", message, key=here[1])
