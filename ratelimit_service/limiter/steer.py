@@ -69,10 +69,23 @@ def steer(
     plans: Sequence[Plan], meetings: Sequence[Sequence[Override]], now_us: int, settings: Settings
 ) -> SteeredPlans:
     """Applies to each plan the overrides that its descriptor meets now, in their order."""
-    steered = [
-        _steered(planned, meeting, now_us, settings) if meeting else _untouched(planned)
-        for planned, meeting in zip(plans, meetings, strict=True)
-    ]
+    alike: dict[tuple[int, ...], _Steered] = {}
+    steered: list[_Steered] = []
+    for planned, meeting in zip(plans, meetings, strict=True):
+        if not meeting:
+            steered.append(_untouched(planned))
+            continue
+        name = (id(planned.rule), *map(id, meeting))
+        known = None if planned.refund else alike.get(name)
+        one = (
+            _steered(planned, meeting, now_us, settings)
+            if known is None
+            else _as_before(planned, known)
+        )
+        whole = len(one.plan.hits) == len(planned.hits) > 0 and not any(one.grants)
+        if known is None and whole and not planned.refund:
+            alike[name] = one  # in a request of hundreds of descriptors many are alike
+        steered.append(one)
     banned = not settings.shadow_mode and any(
         each.plan.rule.kind is Kind.BANNED for each in steered
     )
@@ -107,6 +120,17 @@ def _bans_end(plans: Sequence[Plan]) -> int | None:
 
 def _untouched(planned: Plan) -> _Steered:
     return _Steered(planned, [()] * len(planned.hits), NEVER_US)
+
+
+def _as_before(planned: Plan, known: _Steered) -> _Steered:
+    """What the same overrides make of another descriptor of the same rule: other numbers."""
+    rule = known.plan.rule
+    hits = [
+        hit._replace(spec=changed.spec)
+        for hit, changed in zip(planned.hits, known.plan.hits, strict=True)
+    ]
+    plan = Plan(rule, planned.addend, tuple(hits), planned.met)
+    return _Steered(plan, [()] * len(hits), known.until_us)
 
 
 def _steered(

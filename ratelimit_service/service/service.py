@@ -15,7 +15,6 @@ from typing import Final
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.turns import shared_turns
 from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
-from ratelimit_service.model import Hit
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import (
     EFFORT,
@@ -45,7 +44,6 @@ from ratelimit_service.stores import (
     AT_ONCE,
     DROPPED,
     NEVER,
-    Done,
     Settled,
     Store,
     Verdict,
@@ -59,6 +57,9 @@ __all__ = ["Service"]
 _SHORT_HITS: Final = 64
 """A request of more hits takes two turns of the loop: it is planned in one, charged and answered in
 another. A store that waits makes that pause by itself."""
+
+_LONG_HITS: Final = 512
+"""A request of more hits is answered in a turn of its own, too."""
 
 
 class Service:
@@ -249,41 +250,30 @@ class Service:
             wanted = partial(wanted_at, wanted, places)
         if charged:
             settled = partial(self._settled, batch)
-            if steered is None:
-                large = len(charged) == 1 and len(charged[0]) > _SHORT_HITS
-                soon = large and not self.waits
-                charge = partial(self._charge_soon, batch) if soon else self._store.charge
-                charge(charged, settled, wanted, deadline_us, batch.rank)
+            if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
+                if steered is None:
+                    charge = partial(self._store.charge, charged, settled)
+                else:
+                    charge = partial(self.steering.charge, asked, steered, settled)
+                later = partial(self._charge, batch, charge, wanted, deadline_us)
+                shared_turns().go_on(later)
+            elif steered is None:
+                self._store.charge(charged, settled, wanted, deadline_us, batch.rank)
             else:
                 self.steering.charge(asked, steered, settled, wanted, deadline_us, batch.rank)
         else:
             self._settled(batch, [])
 
-    def _charge_soon(
-        self,
-        batch: _Batch,
-        charged: Sequence[Sequence[Hit]],
-        settled: Done,
-        wanted: Wanted,
-        deadline_us: int,
-        rank: int,
-    ) -> None:
-        """Charges a batch in a turn of its own."""
-        charge = partial(self._charge, batch, charged, settled, wanted, deadline_us, rank)
-        shared_turns().go_on(charge)
-
     def _charge(
         self,
         batch: _Batch,
-        charged: Sequence[Sequence[Hit]],
-        settled: Done,
+        charge: Callable[[Wanted, int, int], None],
         wanted: Wanted,
         deadline_us: int,
-        rank: int,
     ) -> None:
         """Charges what was planned in the turn before."""
         try:
-            self._store.charge(charged, settled, wanted, deadline_us, rank)
+            charge(wanted, deadline_us, batch.rank)
         except Exception as error:
             self._fail(batch, error)
 
@@ -296,6 +286,13 @@ class Service:
 
     def _settled(self, batch: _Batch, charged: Sequence[Settled]) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
+        if len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
+            shared_turns().go_on(partial(self._answer, batch, charged))
+        else:
+            self._answer(batch, charged)
+
+    def _answer(self, batch: _Batch, charged: Sequence[Settled]) -> None:
+        """Answers a batch."""
         if batch.finished:
             if batch.failed:  # it was refused when the store failed
                 self._give_back(batch, charged, ())

@@ -94,8 +94,9 @@ def test_more_overrides_cost_no_more() -> None:
 @pytest.mark.parametrize("kind", ["rules", "overrides"])
 def test_what_costs_much_is_done_in_several_turns(kind: str) -> None:
     """When the effort of a turn is spent no other value is searched; what was found stays."""
-    patterns, overrides = search(["*x*y*"] * 3), DomainOverrides()
-    overrides.add(override(1, "*x*y*"))
+    long = "*x" * 300 + "*y"
+    patterns, overrides = search([long + "*"]), DomainOverrides()
+    overrides.add(override(1, long + "*"))
     values = [f"{number}-" + "x" * 400 for number in range(200)]
     turns = 1
     EFFORT.renew({})

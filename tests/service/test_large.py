@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.model import Code, Descriptor, Entry, Hit, Request
+from ratelimit_service.model import Code, Descriptor, Entry, Hit, Override, OverrideKind, Request
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.stores import NEVER, Done, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
 from tests.service.asking import Asking, descriptor
+from tests.stores.cases import T
 
 RULES = """
 domain: edge
@@ -97,6 +98,49 @@ async def test_planned_and_charged_in_different_turns(scene: Scene) -> None:
     decision = decode_decision(told[0])
     assert decision.code is Code.OK
     assert [status.remaining for status in decision.statuses] == [99] * 256
+
+
+FOUR = """
+domain: edge
+descriptors:
+- key: user
+  rate_limits: [{window: 1h, requests_per_unit: 9}, {window: 2h, requests_per_unit: 9},
+    {window: 3h, requests_per_unit: 9}, {window: 4h, requests_per_unit: 9}]
+"""
+
+
+async def test_a_thousand_hits_are_answered_in_a_turn_of_their_own(tmp_path: Path) -> None:
+    """A request of many limits is planned, charged and answered in three turns."""
+    asking = Asking(tmp_path, FOUR)
+    store = Noting(MemoryStore(2_000, asking.stats, asking.health, asking.clock))
+    service = asking.served_by(store, asking.settings)
+    told: list[Answer] = []
+
+    service.submit([body(256)], told.extend)
+    await store.turns.until(lambda: bool(store.charged))
+
+    assert store.charged == [(1, 1_024)]
+    assert not told
+    await store.turns.until(lambda: bool(told))
+    assert isinstance(told[0], bytes)
+    assert [each.remaining for each in decode_decision(told[0]).statuses] == [8] * 256
+
+
+async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> None:
+    """A large request with overrides takes as many turns as one without."""
+    asking, store = scene
+    taken = (Entry("user", "1*"),)
+    asking.service.steering.add([Override("a", OverrideKind.LIMIT, "edge", taken, T, 50)])
+    told: list[Answer] = []
+
+    asking.service.submit([body(200)], told.extend)
+
+    assert store.charged == []
+    await store.turns.until(lambda: bool(told))
+    assert store.charged == [(1, 200)]
+    assert isinstance(told[0], bytes)
+    left = [each.remaining for each in decode_decision(told[0]).statuses]
+    assert left == [49 if str(user).startswith("1") else 99 for user in range(200)]
 
 
 async def test_usual_requests_are_answered_at_once(scene: Scene) -> None:

@@ -8,7 +8,7 @@ compared with the value. What must not live here: what a pattern takes (`pattern
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ratelimit_service.containers.spread import LARGE, SpreadList, Table, parts_of, spread
@@ -43,7 +43,7 @@ class _Filed(NamedTuple, Generic[_T]):
 class Pieces(Generic[_T]):
     """Things that have a pattern each. The pieces of a pattern are what stands between its `*`."""
 
-    __slots__ = ("_by_part", "_lengths", "_others", "_within")
+    __slots__ = ("_by_part", "_lengths", "_others", "_texts", "_within")
 
     def __init__(self) -> None:
         self._by_part: Table[_Part, list[_Filed[_T]]] = {}
@@ -51,6 +51,8 @@ class Pieces(Generic[_T]):
         """Where the pieces in use stand, how long they are, and how many there are."""
         self._within: dict[str, Counter[int]] = {}
         """Of those between stars: by the first character, their lengths."""
+        self._texts: dict[str, Table[str, None]] = {}
+        """By the first character, these pieces."""
         self._others: SpreadList[_Filed[_T]] = SpreadList()
         """Those that have no piece which is not too many others' already: all are compared."""
 
@@ -61,6 +63,8 @@ class Pieces(Generic[_T]):
         """The parts of what is large, which takes long to drop at once."""
         yield from parts_of(self._by_part)
         yield from parts_of(self._others)
+        for texts in self._texts.values():
+            yield from parts_of(texts)
 
     def add(self, pieces: Sequence[str], thing: _T) -> None:
         """Takes in a thing with a pattern of these pieces."""
@@ -81,6 +85,9 @@ class Pieces(Generic[_T]):
             where, text = part
             if where == _WITHIN:
                 self._within.setdefault(text[0], Counter())[len(text)] += 1
+                texts = self._texts.setdefault(text[0], {})
+                texts[text] = None
+                self._texts[text[0]] = spread(texts)
             else:
                 self._lengths[where, len(text)] += 1
 
@@ -104,8 +111,9 @@ class Pieces(Generic[_T]):
             lengths[len(text)] -= 1
             if not lengths[len(text)]:
                 del lengths[len(text)]
+            self._texts[text[0]].pop(text)
             if not lengths:
-                del self._within[text[0]]
+                del self._within[text[0]], self._texts[text[0]]
             return
         self._lengths[where, len(text)] -= 1
         if not self._lengths[where, len(text)]:
@@ -123,26 +131,33 @@ class Pieces(Generic[_T]):
             text = value[:length] if where == _BEGIN else value[-length:]
             found += by_part.get((where, text)) or ()
         within = self._within
-        if within:
-            seen: set[str] = set()
-            for first in within if len(within) < size else set(value):
-                lengths = within.get(first)
-                looked += 1
-                if lengths is None:
-                    continue
-                at = value.find(first)
-                while at >= 0:
-                    looked += len(lengths)
-                    for length in lengths:
-                        text = value[at : at + length]
-                        if text not in seen:
-                            seen.add(text)
-                            found += by_part.get((_WITHIN, text)) or ()
-                    at = value.find(first, at + 1)
+        for first in within if len(within) < size else set(value):
+            looked += 1
+            if first in within and first in value:
+                begun = value.count(first)
+                fewer = sum(within[first].values()) <= begun
+                texts = self._having(value, first) if fewer else self._cut(value, first)
+                looked += min(begun, sum(within[first].values())) * len(within[first])
+                for text in texts:
+                    found += by_part.get((_WITHIN, text)) or ()
         likely = [each for each in found if each.least <= size]
         looked += len(found) + sum([min(each.pieces, size) for each in likely])
         EFFORT.rest -= looked * _LOOK_UP + len(likely) * size
         return [each.thing for each in likely]
+
+    def _having(self, value: str, first: str) -> Collection[str]:
+        """The pieces with this first character that a value has, each looked for."""
+        return [text for text in self._texts[first] if text in value]
+
+    def _cut(self, value: str, first: str) -> Collection[str]:
+        """What a value has with this first character that is as long as a piece with it."""
+        found: set[str] = set()
+        at = value.find(first)
+        while at >= 0:
+            for length in self._within[first]:
+                found.add(value[at : at + length])
+            at = value.find(first, at + 1)
+        return found
 
 
 def _parts(pieces: Sequence[str]) -> list[_Part]:
