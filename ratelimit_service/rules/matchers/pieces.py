@@ -28,7 +28,7 @@ _CUT: Final = 4
 _LOOK_UP: Final = 16
 """What a look-up takes, in the unit of `effort.MOST_AT_ONCE`."""
 
-_Part = tuple[int, str]
+_Piece = tuple[int, str]
 """Where a piece stands, and the piece."""
 
 
@@ -46,7 +46,7 @@ class Pieces(Generic[_T]):
     __slots__ = ("_by_part", "_lengths", "_others", "_texts", "_within")
 
     def __init__(self) -> None:
-        self._by_part: Table[_Part, list[_Filed[_T]]] = {}
+        self._by_part: Table[_Piece, list[_Filed[_T]]] = {}
         self._lengths: Counter[tuple[int, int]] = Counter()
         """Where the pieces in use stand, how long they are, and how many there are."""
         self._within: dict[str, Counter[int]] = {}
@@ -104,7 +104,7 @@ class Pieces(Generic[_T]):
                 return
         self._others = SpreadList([each for each in self._others if each != filed])
 
-    def _forget(self, part: _Part) -> None:
+    def _forget(self, part: _Piece) -> None:
         where, text = part
         if where == _WITHIN:
             lengths = self._within[text[0]]
@@ -160,10 +160,10 @@ class Pieces(Generic[_T]):
         return found
 
 
-def _parts(pieces: Sequence[str]) -> list[_Part]:
+def _parts(pieces: Sequence[str]) -> list[_Piece]:
     """Under which pieces a pattern may be filed; the earlier ones are found with less work."""
     first, *middle, last = pieces
-    found: list[_Part] = []
+    found: list[_Piece] = []
     if first:
         found.append((_BEGIN, first))
     if last:
