@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.rules.matchers.effort import EFFORT
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
@@ -16,16 +16,28 @@ if TYPE_CHECKING:  # workers have matchers, but read no YAML
 __all__ = ["Pattern"]
 
 
+_FEW: Final = 8
+"""So many patterns are compared one by one, each with so many pieces at most: that takes less than
+to look for their pieces."""
+
+
 class _ByPiece(Index):
-    """Patterns by a piece of each."""
+    """Patterns by a piece of each, if they are more than a few."""
 
     def __init__(self) -> None:
+        self._few: list[tuple[int, Pattern]] | None = []
+        """All of them, None if they are many or long."""
         self._pieces = Pieces[tuple[int, Pattern]]()
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next pattern."""
         assert isinstance(matcher, Pattern)  # noqa: S101 -- it is the index of these
         self._pieces.add(matcher.pieces, (place, matcher))
+        few = self._few
+        if few is not None:
+            few.append((place, matcher))
+            if len(few) > _FEW or len(matcher.pieces) > _FEW:
+                self._few = None
 
     def parts(self) -> Iterator[object]:
         """Those of the patterns."""
@@ -33,6 +45,11 @@ class _ByPiece(Index):
 
     def first(self, value: str) -> int:
         """The first declared one that takes it. Raises EffortSpentError."""
+        if self._few is not None:
+            for place, pattern in self._few:
+                if pattern.matches(value):
+                    return place
+            return -1
         found = self.all(value)
         return found[0] if found else -1
 
