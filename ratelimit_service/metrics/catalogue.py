@@ -75,7 +75,7 @@ def _of_rules(name: str) -> Metric:
     text, number = RULE_TALLIES[name]
 
     def read(reading: Reading) -> Iterator[Sample]:
-        return (Sample(each.labels, number(each.tally)) for each in reading.series)
+        return (Sample(each.labels, number(each.tally)) for each in reading.known)
 
     labels = ("domain", "rule", "value")
     return Metric(f"ratelimit_rule_{name}", MetricKind.COUNTER, labels, text, read)
@@ -211,7 +211,25 @@ CATALOGUE: tuple[Metric, ...] = (
         "refused_requests",
         "Requests answered with an error instead of a decision.",
         "reason",
-        (),
+        (
+            "abandoned",
+            "addend_too_large",
+            "bad_multiplier",
+            "batch",
+            "framing",
+            "internal",
+            "json",
+            "malformed",
+            "no_descriptors",
+            "no_domain",
+            "no_key",
+            "policy",
+            "refund",
+            "too_large",
+            "too_many_descriptors",
+            "too_many_entries",
+            "unknown_unit",
+        ),
         "refusals",
     ),
     _labelled(

@@ -76,8 +76,9 @@ class Metrics:
                 begun = True
                 yield page.removesuffix(_END)
                 await pause()
-        while reading.series or reading.limited:  # in slices, because all at once takes too long
+        while reading.series or reading.unmet or reading.limited:  # all at once takes too long
             del reading.series[-SLICE:]
+            del reading.unmet[-SLICE:]
             del reading.limited[-SLICE:]
             await pause()
         yield end

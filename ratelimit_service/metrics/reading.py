@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple
 
 from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.observability.health import Health
@@ -19,6 +20,9 @@ __all__ = ["OVERRIDES", "Limited", "Reading", "Series", "Sources", "Unmatched", 
 
 OVERRIDES = "(override)"
 """What stands for a rule where callers bring their limits along."""
+
+_NOTHING: Final = Tally()
+"""Of series that have not counted yet: it stays at 0."""
 
 
 class WorkerFigures(NamedTuple):
@@ -71,14 +75,20 @@ class Reading:
     live_counters: int | None
     workers: Sequence[WorkerFigures] | None
     series: list[Series] = field(default_factory=list)
+    unmet: list[Series] = field(default_factory=list)
     loaded: Loaded | None = None
     limited: list[Limited] = field(default_factory=list)
     unmatched: list[Unmatched] = field(default_factory=list)
 
+    @property
+    def known(self) -> Iterator[Series]:
+        """The series that count, then those that are known and have not counted yet."""
+        return chain(self.series, self.unmet)
+
     def add(self, found: Series | Limited | Unmatched) -> None:
         """Adds what was found of a rule or a domain."""
         if isinstance(found, Series):
-            self.series.append(found)
+            (self.unmet if found.tally is _NOTHING else self.series).append(found)
         elif isinstance(found, Unmatched):
             self.unmatched.append(found)
         else:
@@ -139,8 +149,19 @@ class Sources:
                 assert rule is not None  # noqa: S101 -- `ways` end at rules
                 for value, tally in rule.tallies.items():
                     yield Series(domain.name, way, rule, value, tally)
+                if not rule.tallies.size and not _shows_values(way, rule):
+                    yield Series(domain.name, way, rule, "", _NOTHING)
                 if rule.limits:
                     yield Limited(domain.name, rule)
             for value, tally in domain.overrides.items():
                 yield Series(domain.name, (), None, value, tally)
+            if not domain.overrides.size:
+                yield Series(domain.name, (), None, "", _NOTHING)
             yield Unmatched(domain.name, domain.unmatched.of().hits)
+
+
+def _shows_values(way: Sequence[Node], rule: Rule) -> bool:
+    """Whether the rule counts by callers' values, which nobody knows before they come."""
+    return rule.detailed_metric or any(
+        node.value_to_metric and (node.matcher is not None or not node.value) for node in way
+    )

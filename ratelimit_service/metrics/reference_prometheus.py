@@ -54,11 +54,10 @@ def exports(settings: Settings) -> Iterator[Page]:
 
 async def _page(reading: Reading) -> AsyncIterator[bytes]:
     by_rule: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in PER_RULE}
-    async for series in slowly(reading.series):
+    async for series in slowly(reading.known):
         named = (clean(series.domain), *segments(series)[:2])  # deeper levels add up
         for name, read in PER_RULE.items():
-            if number := read(series.tally):
-                by_rule[name][named] += number
+            by_rule[name][named] += read(series.tally)
     for name, counts in by_rule.items():
         lines = (
             _line(f"{_PREFIX}_rate_limit_{name}", _labels(named), number)
@@ -68,9 +67,9 @@ async def _page(reading: Reading) -> AsyncIterator[bytes]:
             yield part
     lines_of: dict[str, list[str]] = {}
     for name, read_scalar in SCALARS.items():
-        if name in _MAPPED and (number := read_scalar(reading)):
+        if name in _MAPPED:
             family, labels = _MAPPED[name]
-            lines_of.setdefault(family, []).append(_line(family, labels, number))
+            lines_of.setdefault(family, []).append(_line(family, labels, read_scalar(reading)))
     for family, ready in lines_of.items():
         async for part in _family(family, "counter", ready):
             yield part

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,12 @@ import pytest
 import yaml
 
 from ratelimit_service.client import Client
-from ratelimit_service.metrics import CATALOGUE, MetricKind
+from ratelimit_service.metrics import CATALOGUE, MetricKind, Metrics, Sources
 from ratelimit_service.model import Code, Request
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
 from tests.cli.inside import Inside
 from tests.conftest import need
@@ -94,6 +98,49 @@ def test_rules_do_what_they_say() -> None:
         assert fires["alertname"] == silent["alertname"] == case["name"]
         assert fires["exp_alerts"]
         assert not silent["exp_alerts"]
+        for series in case["input_series"]:
+            assert series["values"].startswith("_x"), f"{case['name']}: absent before the start"
+
+
+SELECTED = re.compile(r"(ratelimit_\w+_total)(?:\{([^}]*)\})?")
+MATCHED = re.compile(r'(\w+)(=~|!=|=)"([^"]*)"')
+
+
+def matches(of_series: Mapping[str, str], label: str, operator: str, value: str) -> bool:
+    """Whether a series has what a selector asks for."""
+    found = of_series.get(label, "")
+    if operator == "=~":
+        return re.fullmatch(value, found) is not None
+    return (found == value) == (operator == "=")
+
+
+def test_counters_of_alerts_are_there_from_the_start() -> None:
+    """Before anything has happened each counter that an alert selects has its series, at 0.
+
+    Else the first event would make the series, and an alert on its growth would not see it.
+    """
+    rules = b"domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]"
+    domain = Domain("d", Level.of(parse("f", rules).nodes))
+    snapshot = Snapshot(1, {"d": domain})
+    sources = Sources(Stats(), Health(), lambda: snapshot, lambda: 0, list)
+    samples = [
+        sample
+        for family in Metrics(sources).collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    ]
+    selections = {found for rule in RULES for found in SELECTED.findall(rule["expr"])}
+
+    assert len(selections) > 10
+    for name, selector in selections:
+        chosen = [
+            sample
+            for sample in samples
+            if sample.name == name
+            and all(matches(sample.labels, *asked) for asked in MATCHED.findall(selector))
+        ]
+        assert chosen, (name, selector)
+        assert {sample.value for sample in chosen} == {0}
 
 
 def test_dashboard_can_be_read(tmp_path: Path) -> None:

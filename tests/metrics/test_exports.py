@@ -116,6 +116,7 @@ async def test_prometheus_by_the_reference_s_names(counted: Counted) -> None:
         'ratelimit_service_rate_limit_within_limit{domain="ns/gw/http",key1="host_*.com"} 7',
         'ratelimit_service_rate_limit_within_limit{domain="ns/gw/http",key1="seen_10_0_0_1"} 1',
         'ratelimit_service_rate_limit_within_limit{domain="ns/gw/http",key1="all_q\\"\\\\"} 2',
+        'ratelimit_service_rate_limit_within_limit{domain="ns/gw/http",key1="override"} 0',
     ]
     assert 'over_limit{domain="ns/gw/http",key1="a_1_2_3_4",key2="b_x_y"} 2\n' in page
     assert 'ratelimit_service_total_requests{grpc_method="ShouldRateLimit"} 26\n' in page
@@ -123,7 +124,7 @@ async def test_prometheus_by_the_reference_s_names(counted: Counted) -> None:
     assert "ratelimit_service_config_load_success 2\n" in page
     assert 'response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="0.0005"} 19\n' in page
     assert "_total{" not in page
-    assert "shadow_mode" not in page  # what has not counted is not there
+    assert 'shadow_mode{domain="ns/gw/http",key1="user"} 0\n' in page  # it has not counted yet
 
 
 async def test_prometheus_page_can_be_read(counted: Counted) -> None:

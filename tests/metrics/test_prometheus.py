@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from tests.service.asking import Asking
+
+PACKAGE = Path(__file__).parents[2] / "ratelimit_service"
 
 RULES = "domain: d\ndescriptors:\n" + "".join(
     f"  - {{key: k, value: v{number}, rate_limit: {{unlimited: true}}}}\n"
@@ -122,3 +125,61 @@ async def test_failed_loads_are_not_the_last_good_one(tmp_path: Path) -> None:
     await rules.reload()
 
     assert rules.loaded == before
+
+
+async def test_series_whose_labels_are_known_are_there_from_the_start(tmp_path: Path) -> None:
+    """A rule's series begin at 0, before its first hit; those of callers' values when they come."""
+    rules = """
+domain: d
+descriptors:
+  - {key: one, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: seen, value_to_metric: true, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: seen, value: x, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}
+  - {key: all, value: x, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}
+"""
+    asking = Asking(tmp_path, rules)
+    sources = Sources(asking.stats, asking.health, lambda: asking.rules.snapshot)
+
+    def over() -> dict[tuple[str, str], float]:
+        found = {family.name: family.samples for family in Metrics(sources).collect()}
+        samples = found["ratelimit_rule_over_limit"]
+        assert {each.labels["domain"] for each in samples} == {"d"}
+        return {(each.labels["rule"], each.labels["value"]): each.value for each in samples}
+
+    known = {("one", ""): 0, ("free", ""): 0, ("seen=x", ""): 0, ("(override)", ""): 0}
+    assert over() == known
+    await asking.ask("one=1", domain="d")
+    await asking.ask("seen=y", domain="d")
+    assert over() == {**known, ("seen", "seen=y"): 0}
+
+
+def test_reasons_in_the_code_are_known_at_the_start() -> None:
+    """Each reason under which the code refuses requests or counts has a series at 0 at the start.
+
+    Those that the code names beside what they are counted in are read from there.
+    """
+    sources = Sources(Stats(), Health(), lambda: Snapshot(1, {}), None, list)
+    known = {
+        family.name: {value for each in family.samples for value in each.labels.values()}
+        for family in Metrics(sources).collect()
+    }
+    code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    refusals = set(re.findall(r'BadRequestError\(\s*"(\w+)"', code))
+    refusals |= set(re.findall(r'refusals\["(\w+)"\]', code))
+    assert len(refusals) > 10
+    assert refusals <= known["ratelimit_refused_requests"]
+    for counted, name in (
+        ("store_errors", "store_errors"),
+        ("lost_give_backs", "lost_give_backs"),
+        ("queued", "queued_requests"),
+        ("decision_log", "decision_log_records"),
+        ("http_closed", "http_closed_connections"),
+        ("worker_ends", "worker_ends"),
+        ("restarts", "restarts"),
+        ("refused_connections", "refused_connections"),
+        ("tls_reloads", "tls_reloads"),
+        ("rule_loads", "rule_loads"),
+    ):
+        named = set(re.findall(rf'\b{counted}\["(\w+)"\]', code))
+        assert named <= known[f"ratelimit_{name}"]
