@@ -85,7 +85,11 @@ def why(
         about = f"{format_descriptor(asked)} in {domain}" + (f" at {at}" if at else "")
         say_line(_none(paths, about, found, bool(key_file)), err=True)
     elif as_json:
-        told = {**denial.decision.fields, "further_denials": denial.further}
+        told = {
+            **denial.decision.fields,
+            "further_denials": denial.further,
+            "further_denials_by": dict(denial.further_by),
+        }
         if now:
             told["now"] = standing_now["counters"]
         click.echo(json.dumps(told))

@@ -6,6 +6,7 @@ health endpoints, the metrics and the log. It decides nothing and knows no proto
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from enum import StrEnum
@@ -14,6 +15,12 @@ from typing import Final
 __all__ = ["MAX_NOTES", "Health", "Phase"]
 
 log = logging.getLogger(__name__)
+
+_QUIET_SECONDS: Final = 60.0
+"""So long the log says no more of a component that has recovered: it may come and go."""
+
+CallLater = Callable[[float, Callable[[], None]], object]
+"""Calls in so many seconds."""
 
 
 MAX_NOTES: Final = 16
@@ -38,9 +45,15 @@ class Health:
     component that is held: without it no request would be answered as it should be.
     """
 
-    def __init__(self, level: int = logging.WARNING) -> None:
-        """`level` is the log's for what begins and ends to be wrong."""
+    def __init__(self, level: int = logging.WARNING, call_later: CallLater | None = None) -> None:
+        """`level` is the log's for what begins to be wrong.
+
+        `call_later` calls in so many seconds; it is the running event loop's if none is given.
+        """
         self._level = level
+        self._call_later = call_later
+        self._quiet: dict[str, int] = {}
+        """Components of which the log has just said enough: how often they were degraded since."""
         self._phase = Phase.STARTING
         self._faults: dict[str, str] = {}
         self._holds: dict[str, str] = {}
@@ -90,21 +103,62 @@ class Health:
             self._tell()
 
     def degrade(self, component: str, reason: str) -> None:
-        """Records that a component is degraded; logs it when it was well before."""
-        if component not in self._faults:
+        """Records that a component is degraded; logs it when it was well before.
+
+        If it has recovered within the last minute, the log's next summary tells it.
+        """
+        begins = component not in self._faults
+        self._faults[component] = reason
+        if not begins:
+            return
+        if component in self._quiet:
+            self._quiet[component] += 1
+        else:
             fields = {"component": component, "reason": reason}
             log.log(self._level, "degraded: %s: %s", component, reason, extra={"fields": fields})
-            self._faults[component] = reason
-            self._tell()
-        else:
-            self._faults[component] = reason
+        self._tell()
 
     def recover(self, component: str) -> None:
         """Records that a component is well again; logs it when it was degraded."""
-        if self._faults.pop(component, None) is not None:
+        reason = self._faults.pop(component, None)
+        if reason is None:
+            return
+        if component not in self._quiet:
             fields = {"component": component}
-            log.log(self._level, "recovered: %s", component, extra={"fields": fields})
-            self._tell()
+            level = min(self._level, logging.INFO)
+            log.log(level, "recovered: %s", component, extra={"fields": fields})
+            self._be_quiet(component, reason)
+        self._tell()
+
+    def _be_quiet(self, component: str, reason: str) -> None:
+        """Nothing more is logged of the component for a minute; then what has happened."""
+        later = self._call_later
+        if later is None:
+            try:
+                later = asyncio.get_running_loop().call_later
+            except RuntimeError:  # nobody is there to call
+                return
+        self._quiet[component] = 0
+        later(_QUIET_SECONDS, lambda: self._sum_up(component, reason))
+
+    def _sum_up(self, component: str, reason: str) -> None:
+        """Logs how often the component was degraded in the last minute, if it was."""
+        times = self._quiet.pop(component)
+        if not times:
+            return
+        now = self._faults.get(component)
+        fields = {"component": component, "reason": now or reason, "times": str(times)}
+        log.log(
+            self._level,
+            "degraded: %s: %s (%s in the last minute; now it is %s)",
+            component,
+            now or reason,
+            "once more" if times == 1 else f"{times} times more",
+            "well" if now is None else "degraded",
+            extra={"fields": fields},
+        )
+        if now is None:
+            self._be_quiet(component, reason)
 
     def hold(self, component: str, reason: str) -> None:
         """New requests are not welcome, for this reason, until the component is let go."""
@@ -116,7 +170,7 @@ class Health:
     def let_go(self, component: str) -> None:
         """The component is no reason any more to turn requests away."""
         if self._holds.pop(component, None) is not None:
-            log.log(self._level, "serving again: %s", component)
+            log.log(min(self._level, logging.INFO), "serving again: %s", component)
             self._tell()
 
     def listen(self, listener: Callable[[], None]) -> None:

@@ -199,6 +199,8 @@ class Stats:
         """Descriptors for which an override took part, by its kind."""
         self.store_errors: Counter[str] = Counter()
         """Hits that a store gave no answer for, by reason."""
+        self._uncounted_taken: Counter[str] = Counter()
+        """Of `uncounted_so_far` what was taken away."""
         self.overloaded: Counter[str] = Counter()
         """Calls that there was no time to count: `hurried` (decided without asking the store),
         `refused`."""
@@ -250,8 +252,17 @@ class Stats:
         self.global_shadow_mode = 0
         """Requests over their limit that the global shadow mode let through."""
 
+    def uncounted_so_far(self) -> Counter[str]:
+        """Why this process did not count hits: store errors, and calls without time (`no_time`).
+
+        Unlike the other numbers it goes on when they are taken.
+        """
+        late = Counter({"no_time": self.overloaded["hurried"]})
+        return self._uncounted_taken + self.store_errors + late
+
     def take(self) -> Taken:
         """The numbers, for `add` in another process; here they start at 0 again."""
+        self._uncounted_taken = self.uncounted_so_far()
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         for name in _NUMBERS:
             setattr(self, name, 0)

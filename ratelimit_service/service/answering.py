@@ -131,15 +131,16 @@ class Answering:
         limiter.tally(asked.plans, each, verdict, self._stats, self._settings, callers)
         if verdict is Verdict.DENIED:
             note_unkept(asked.plans, each, self._note)
-        if decision.metadata and "by_policy" in decision.metadata:
-            self._rare_log.by_policy()
+        listed = decision.metadata.get("by_policy") if decision.metadata else None
+        if isinstance(listed, list):
+            self._rare_log.by_policy([told["policy"] for told in listed])
         return answer
 
     def _refuse(self, asked: Asked, verdict: Verdict, reason: str, refusal: Refusal) -> Refusal:
         self._stats.refusals[reason] += 1
         if verdict is Verdict.FAILED:
             self._stats.policy_decisions[FailurePolicy.ERROR] += 1
-            self._rare_log.by_policy()
+            self._rare_log.by_policy((FailurePolicy.ERROR,))
             return refusal if asked.hits else _NEVER_LOADED
         return refusal
 
@@ -183,5 +184,5 @@ class Answering:
         )
         limiter.tally_plain(asked.plans, settled, self._stats, 1, callers)
         if found.by_policy:
-            self._rare_log.by_policy()
+            self._rare_log.by_policy([policy for _, policy in found.by_policy])
         return answer

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.text.display import count
 
 __all__ = ["RareLog"]
@@ -18,19 +21,23 @@ _MAX_DOMAINS: Final = 1_000
 _MOST_CHARACTERS: Final = 100
 """Of a domain in a field."""
 
-_EVERY_US: Final = 10_000_000
+_EVERY_US: Final = 60_000_000
 """How often the log speaks of requests that were decided by policy."""
 
 
 class RareLog:
     """Warnings about requests, bounded in number."""
 
-    def __init__(self, clock: Clock = elapsed_us) -> None:
+    def __init__(self, stats: Stats, clock: Clock = elapsed_us) -> None:
+        """`stats` say why requests were not counted."""
         self._clock = clock
+        self._stats = stats
         self._domains: set[str] = set()
-        self._uncounted = 0
-        """Requests decided by failure policy since the log last said so."""
+        self._uncounted: Counter[str] = Counter()
+        """Requests decided by failure policy since the log last said so, by policy."""
         self._uncounted_said_us: int | None = None
+        self._reasons_said: Counter[str] = Counter()
+        """Why hits were not counted, up to then."""
 
     def unknown_domain(self, domain: str) -> None:
         """A request asked for a domain that no rule file has."""
@@ -42,14 +49,29 @@ class RareLog:
                 extra={"fields": {"domain": domain[:_MOST_CHARACTERS]}},
             )
 
-    def by_policy(self) -> None:
-        """A request was decided without a count."""
-        self._uncounted += 1
+    def by_policy(self, policies: Iterable[str]) -> None:
+        """A request was decided without a count; these are its descriptors' policies."""
+        deciding = set(policies)
+        self._uncounted[deciding.pop() if len(deciding) == 1 else "several policies"] += 1
         now = self._clock()
         if self._uncounted_said_us is None or now - self._uncounted_said_us >= _EVERY_US:
-            log.warning(
-                "%s decided by failure policy, not by count: /healthcheck says why",
-                count(self._uncounted, "request"),
-                extra={"fields": {"requests": self._uncounted}},
-            )
-            self._uncounted, self._uncounted_said_us = 0, now
+            self._say_uncounted()
+            self._uncounted_said_us = now
+
+    def _say_uncounted(self) -> None:
+        reasons = self._stats.uncounted_so_far()
+        split, why = dict(self._uncounted), dict(reasons - self._reasons_said)
+        number = sum(split.values())
+        log.warning(
+            "%s decided by failure policy, not by count (%s): %s",
+            count(number, "request"),
+            _listed(split),
+            f"why, by hits: {_listed(why)}" if why else "/healthcheck says why",
+            extra={"fields": {"requests": number, "policies": split, "reasons": why}},
+        )
+        self._uncounted.clear()
+        self._reasons_said = reasons
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in numbers.items())

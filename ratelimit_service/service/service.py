@@ -85,7 +85,7 @@ class Service:
         self.waits = store.waits
         """Whether decisions wait for somebody else to count."""
         self._faults = Faults(stats)
-        rare_log = RareLog()
+        rare_log = RareLog(stats)
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self.steering = Steering(settings, store, self._planning)
         """The overrides that are in force here."""

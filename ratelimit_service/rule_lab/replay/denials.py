@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import glob
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,11 +57,19 @@ _TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d)(?::(\d\d))?")
 
 
 class Denial(NamedTuple):
-    """A decision, how many further denials came until its limit had room again, and the last."""
+    """A decision, the further denials until its limit had room again, and when the last came.
+
+    They are counted by what decided them, as the log says it.
+    """
 
     decision: LoggedDecision
-    further: int
+    further_by: Mapping[str, int]
     last_us: int
+
+    @property
+    def further(self) -> int:
+        """How many further denials there are."""
+        return sum(self.further_by.values())
 
 
 class Evidence(NamedTuple):
@@ -220,13 +228,14 @@ def denial_of(decisions: Sequence[LoggedDecision], at: str = "") -> Denial | Non
     if not places:
         return None
     decision = decisions[places[0]]
-    further, last_us = decision.times - 1, decision.at_us
+    further, last_us = Counter({_decided_by(decision): decision.times - 1}), decision.at_us
     until_us = decision.at_us + _reset_us(decision)
     for each in decisions[places[0] + 1 :]:
         if not _denied(each) or each.at_us > until_us:
             break
-        further, last_us = further + each.times, each.at_us
-    return Denial(decision, further, last_us)
+        further[_decided_by(each)] += each.times
+        last_us = each.at_us
+    return Denial(decision, +further, last_us)
 
 
 def _first_of_its_run(decisions: Sequence[LoggedDecision], places: Sequence[int]) -> int:
@@ -260,7 +269,7 @@ def sentence(
 
     `asked` are the entries that were asked about. `hashed` finds their values in a hashed log.
     """
-    decision, further, last_us = denial
+    decision, further, last_us = denial.decision, denial.further, denial.last_us
     fields = decision.fields
     entries = in_log(asked, hashed if "hashed" in fields else None)
     at = _clock(decision.at_us, now_us)
@@ -280,7 +289,27 @@ def sentence(
     if further:
         verb = f"{further} further denial{'' if further == 1 else 's'}"
         said += f"; {verb} until {_clock(last_us, decision.at_us)}"
+        if denial.further_by.keys() != {_decided_by(decision)}:
+            listed = [
+                f"{number} {_DECIDED_BY.get(by, f'by {printable(by)}')}"
+                for by, number in denial.further_by.items()
+            ]
+            said += f" ({', '.join(listed)})"
     return said
+
+
+def _decided_by(decision: LoggedDecision) -> str:
+    return str(decision.fields.get("by", "count"))
+
+
+_DECIDED_BY: Final = {
+    "count": "by count",
+    "local_cache": "by the local cache",
+    "policy": "by failure policy",
+    "override": "by override",
+    "nothing": "before they were counted",
+}
+"""What has decided, in words, by what the log calls it."""
 
 
 _WHY: Final = {

@@ -76,6 +76,27 @@ def test_denial_at_a_time(log: Path, capsys: pytest.CaptureFixture[str]) -> None
     )
 
 
+def test_kinds_of_denials(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Denials by count, by the local cache and by failure policy are told each by itself."""
+    lines = [
+        line("14:03:07"),
+        line("14:03:08"),
+        line("14:03:09", by="local_cache"),
+        line("14:03:10", by="local_cache"),
+        line("14:03:11", by="policy"),
+    ]
+
+    _, said = why(capsys, log, lines)
+    _, as_json = why(capsys, log, lines, "--json")
+
+    assert said.endswith(
+        "; 4 further denials until 14:03:11 "
+        "(1 by count, 2 by the local cache, 1 by failure policy)\n"
+    )
+    by = {"count": 1, "local_cache": 2, "policy": 1}
+    assert json.loads(as_json)["further_denials_by"] == by
+
+
 def test_last_denial(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a time it is the last denial, or the first of those that it belongs to."""
     assert why(capsys, log, MINUTE)[1].startswith(f"denied at 14:04:20 on {DAY} by `user`")

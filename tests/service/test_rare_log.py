@@ -1,0 +1,44 @@
+"""What the log says of requests that were decided without a count."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.service.rare_log import RareLog
+
+MINUTE_US = 60_000_000
+
+
+def test_decided_by_policy(caplog: pytest.LogCaptureFixture) -> None:
+    """One line a minute says how many were decided by which policy, and why, by hits.
+
+    It says so as well where another process has taken the numbers meanwhile.
+    """
+    stats, now_us = Stats(), 0
+    log = RareLog(stats, lambda: now_us)
+
+    log.by_policy(["open"])
+    stats.store_errors["timeout"] += 20
+    log.by_policy(["open", "closed"])
+    for _ in range(9):
+        log.by_policy(["open", "open"])
+    stats.take()
+    stats.store_errors["timeout"] += 1
+    stats.store_errors["disconnected"] += 2
+    stats.overloaded["hurried"] += 3
+    now_us += MINUTE_US - 1
+    log.by_policy(["closed"])
+    now_us += 1
+    log.by_policy(["closed"])
+    now_us += MINUTE_US
+    log.by_policy(["error"])
+
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "1 request decided by failure policy, not by count (1 open): /healthcheck says why",
+        "12 requests decided by failure policy, not by count "
+        "(1 several policies, 9 open, 2 closed): why, by hits: "
+        "21 timeout, 2 disconnected, 3 no_time",
+        "1 request decided by failure policy, not by count (1 error): /healthcheck says why",
+    ]
