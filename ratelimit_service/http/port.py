@@ -13,9 +13,11 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol
 
 from aiohttp import HttpVersion11, web
+from aiohttp.http import RawRequestMessage
+from yarl import URL
 
 from ratelimit_service.eventloop.slices import pause, stand_in_line
 from ratelimit_service.eventloop.turns import shared_turns
@@ -41,12 +43,17 @@ SAFE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"
 _MAX_SHOWN = 200
 """Characters of a caller's text that an answer repeats."""
 
+_NO_HOST = URL("/")
+"""Stands for addresses whose host cannot be read. No other request has this very object."""
+
 _LINGER_SECONDS = 1.0
 """How long what is left of a refused body is read, so that its sender sees the answer."""
 
 _LAST_SECONDS = 1.0
 """How long answers under way may take when the port is closed, and first requests to come."""
 
+
+_Rest = ParamSpec("_Rest")
 
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Answers a request."""
@@ -121,6 +128,7 @@ class Port:
         await self._runner.setup()
         make = self._runner.server
         assert make is not None  # noqa: S101 -- it was just set up
+        make.request_factory = _whatever_host(make.request_factory)
         self.doors = Doors(make, self._closed)
         self.doors.watch()
         self._handshakes = Handshakes(shared_turns())
@@ -188,6 +196,8 @@ class Port:
         stand_in_line()
         try:
             await self.doors.turn()
+            if request.rel_url is _NO_HOST:
+                return refused(400, "the host in the request's address is no host")
             host = request.headers.get("Host", "")
             if request.path not in self._probes and not is_ours(host, self._hosts):
                 why = f"{shown(host)} is no known name of this service: see {self._flag}"
@@ -199,6 +209,25 @@ class Port:
                 error := request.content.exception()
             ):  # aiohttp keeps it, and with it all frames on its way
                 error.__traceback__ = None
+
+
+def _whatever_host(
+    make: Callable[Concatenate[RawRequestMessage, _Rest], web.BaseRequest],
+) -> Callable[Concatenate[RawRequestMessage, _Rest], web.BaseRequest]:
+    """Makes requests also of addresses whose host cannot be read: aiohttp's own way answers none.
+
+    Such a request has another address, and is refused.
+    """
+
+    def made(
+        message: RawRequestMessage, /, *args: _Rest.args, **more: _Rest.kwargs
+    ) -> web.BaseRequest:
+        try:
+            return make(message, *args, **more)
+        except ValueError:
+            return make(message._replace(url=_NO_HOST), *args, **more)
+
+    return made
 
 
 async def streamed(

@@ -29,6 +29,8 @@ ODD = {
     "an expectation that is no text": (b"GET /overrides", b"Expect: \xff\r\n", 417),
     "an expectation on a page": (b"GET /", b"Expect: \xff\r\n", 417),
     "an expectation of what is not here": (b"GET /nothing", b"Expect: \xff\r\n", 417),
+    "a host that cannot be read": (b"GET http://xn--/overrides", b"", 400),
+    "a port that cannot be read": (b"GET http://h:99999/overrides", b"", 400),
     "a descriptor that is no text": (b"GET /explain?domain=%ff&descriptor=%ff=%fe", b"", 200),
 }
 
