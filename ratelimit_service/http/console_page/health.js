@@ -2,9 +2,12 @@
 
 import { by, duration, make, say } from "./dom.js";
 
-/** Shows what a message says of health. */
+/** What single processes tell: the service's health knows it a little later. */
+let ofProcesses = {};
+
+/** Shows what a message says of health, with what single processes tell. */
 export function showHealth({ serving, phase, faults }) {
-  const ill = Object.entries(faults);
+  const ill = Object.entries({ ...ofProcesses, ...faults });
   const state = by("state");
   say(state, serving ? (ill.length ? "degraded" : "serving") : phase === "serving" ? "not serving" : phase);
   state.className = `pill ${serving && !ill.length ? "well" : "ill"}`;
@@ -20,6 +23,7 @@ export function showHealth({ serving, phase, faults }) {
 export function showProcesses({ supervisor, deciding, store }) {
   say(by("store"), store);
   showShards(deciding);
+  ofProcesses = Object.assign({}, ...deciding.map((each) => each.faults));
   const known = new Map(deciding.map((each) => [each.pid, each]));
   const workers = supervisor.workers.map((worker) => row(`worker ${worker.worker} (${worker.pid})`, worker.state, worker.version, worker.connections, known.get(worker.pid)));
   const first = supervisor.workers.length ? "supervisor" : "process";
