@@ -8,7 +8,7 @@ from typing import Any
 from ratelimit_client.asked import request_of
 from ratelimit_client.describe import Description, HTTPRequest, described
 from ratelimit_client.limiter import Lease, Limiter
-from ratelimit_client.responses import DECISION, Response, allowed_headers, denial
+from ratelimit_client.responses import DECISION, UNASKED, Response, allowed_headers, denial
 
 __all__ = ["RateLimitMiddleware"]
 
@@ -51,6 +51,7 @@ class RateLimitMiddleware:
         asked = _request(scope)
         descriptors = described(self._description, asked)
         if not descriptors:
+            scope[DECISION] = UNASKED
             await self._app(scope, receive, send)
             return
         decision = await self._limiter.check(*descriptors)

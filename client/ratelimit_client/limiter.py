@@ -97,6 +97,8 @@ class Limiter:
     async def refund(self, *descriptors: Described, cost: int = 1, **entries: Value) -> Decision:
         """Gives hits back, the newest first. Over HTTP the service needs --json-refunds.
 
+        Behind envoyproxy/ratelimit it charges instead: that server knows no refunds.
+
         It is not tried again if it may have been counted. Raises as `check`.
         """
         return await self._run(self._asking.refund(self._of(descriptors, entries, cost)))
@@ -117,7 +119,9 @@ class Limiter:
         """Takes a place under a rule with `concurrency`: `async with limiter.lease(user="alice")`.
 
         The place is given back at the end of the block, also if the task is cancelled. Or await
-        it, and `release` it yourself. Raises DeniedError if there is no place, else as `check`.
+        it, and `release` it yourself. Without such a rule, and behind envoyproxy/ratelimit, it is
+        an ordinary charge that holds no place. Raises DeniedError if there is no place, else as
+        `check`.
         """
         request = self._of(descriptors, entries, cost)
 
@@ -129,7 +133,9 @@ class Limiter:
     def reserve(self, *descriptors: Described, cost: int, **entries: Value) -> Opening[Budget]:
         """Charges an estimate, to be settled later: `async with limiter.reserve(...) as budget`.
 
-        With a cost of 0 it only looks, for rules with `count_denied`. A descriptor with a cost of
+        Behind envoyproxy/ratelimit what was not used stays charged, and is charged once more: that
+        server knows no refunds. With a cost of 0 it only looks, for rules with `count_denied`. A
+        descriptor with a cost of
         its own is charged that, and not settled. Raises DeniedError if there is no room, else as
         `check`.
         """

@@ -12,10 +12,13 @@ from typing import Final, NamedTuple
 
 from ratelimit_client.model import Decision, Limit, Reason
 
-__all__ = ["DECISION", "Response", "allowed_headers", "denial"]
+__all__ = ["DECISION", "UNASKED", "Response", "allowed_headers", "denial"]
 
 DECISION: Final = "ratelimit.decision"
 """Where the middlewares leave the decision: in the scope, or in the environ."""
+
+UNASKED: Final = Decision(True, Reason.NO_LIMIT)
+"""The decision of a request that nothing is asked about."""
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e]")

@@ -90,6 +90,7 @@ class Asking:
         self._lock = threading.Lock()
         self._logged_at: float | None = None
         self._unlogged = 0
+        self._said_unlimited = False
 
     def check(self, request: Request) -> Steps[Decision]:
         """Asks once, unless the denial is known."""
@@ -110,13 +111,17 @@ class Asking:
     def ask(self, request: Request) -> Steps[Decision]:
         """Asks the service in any case; `on_failure` decides where it gives no answer."""
         try:
-            return (yield from self._ask(request, self._attempts, again=False))
+            decision = yield from self._ask(request, self._attempts, again=False)
         except UnavailableError as error:
             if self._on_failure == "raise":
                 raise
-            self._say(str(error))
             allowed = self._on_failure == "open"
+            done = "allowed" if allowed else "denied"
+            self._say(f"{error}; requests are {done} (on_failure={self._on_failure})")
             return Decision(allowed, Reason.UNAVAILABLE, detail=str(error))
+        if decision.reason is Reason.NO_LIMIT:
+            self._say_unlimited(request)
+        return decision
 
     def wait(self, request: Request, at_most: float) -> Steps[Decision]:
         """Asks until the request may go, or would have to wait for longer."""
@@ -195,6 +200,19 @@ class Asking:
                 raise RuntimeError("a call ended without an answer and without an error")
             attempt += 1
             yield Sleep(pause)
+
+    def _say_unlimited(self, request: Request) -> None:
+        """Logs once that no rule limits what is asked: a name may be mistyped."""
+        with self._lock:
+            said, self._said_unlimited = self._said_unlimited, True
+        if not said:
+            keys = [[key for key, _ in each.entries] for each in request.descriptors]
+            log.warning(
+                "no limit holds for the domain %r with the entries %s: unless that is meant, look "
+                "for a mistyped domain, key or parameter; this is said once",
+                request.domain,
+                " and ".join(", ".join(map(repr, each)) for each in keys),
+            )
 
     def _say(self, message: str) -> None:
         """Logs a failure, unless others have just been logged."""

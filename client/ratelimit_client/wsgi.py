@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratelimit_client.asked import request_of
 from ratelimit_client.describe import Description, HTTPRequest, described
-from ratelimit_client.responses import DECISION, allowed_headers, denial
+from ratelimit_client.responses import DECISION, UNASKED, allowed_headers, denial
 from ratelimit_client.sync import SyncLease, SyncLimiter
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class RateLimitMiddleware:
         asked = _request(environ)
         descriptors = described(self._description, asked)
         if not descriptors:
+            environ[DECISION] = UNASKED
             return self._app(environ, start_response)
         decision = self._limiter.check(*descriptors)
         if not decision:

@@ -205,6 +205,8 @@ async def test_nobody_answers(
     assert {each.reason for each in decisions} == {Reason.UNAVAILABLE}
     assert len(caplog.messages) == 2
     assert "no service answers at" in caplog.messages[0]
+    done = f"; requests are {'allowed' if allowed else 'denied'} (on_failure={on_failure})"
+    assert all(message.endswith(done) for message in caplog.messages)
 
 
 async def test_slow_way_to_the_service(live: Live, name: str) -> None:

@@ -38,8 +38,8 @@ DESCRIPTION: Description = [{"login": header("x-user")}]
 
 async def asgi_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Says what the decision leaves, in two parts."""
-    decision = scope.get(DECISION)
-    left = decision.remaining if decision else "unasked"
+    decision = scope[DECISION]
+    left = decision.remaining if decision.statuses else f"unasked: {decision.reason}"
     own = [(b"x-own", b"1")]
     await send({"type": "http.response.start", "status": 200, "headers": own})
     await send({"type": "http.response.body", "body": b"left ", "more_body": True})
@@ -48,8 +48,8 @@ async def asgi_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 def wsgi_app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
     """The same."""
-    decision = environ.get(DECISION)
-    left = decision.remaining if decision else "unasked"
+    decision = environ[DECISION]
+    left = decision.remaining if decision.statuses else f"unasked: {decision.reason}"
     start_response("200 OK", [("x-own", "1")])
     return [b"left ", str(left).encode()]
 
@@ -188,7 +188,7 @@ async def test_nothing_to_ask_about(site: Site) -> None:
 
     answers = [await ask(), await ask(x_user="")]
 
-    assert [each.text for each in answers] == ["left unasked"] * 2
+    assert [each.text for each in answers] == ["left unasked: no_limit"] * 2
 
 
 async def test_a_function_describes(site: Site) -> None:
@@ -203,7 +203,7 @@ async def test_a_function_describes(site: Site) -> None:
 
     answers = [await ask(x_user="a"), await ask(x_user="a"), await ask(x_free="1", x_user="a")]
 
-    assert [each.text for each in answers][::2] == ["left 1", "left unasked"]
+    assert [each.text for each in answers][::2] == ["left 1", "left unasked: no_limit"]
     assert answers[1].status_code == 429
 
 

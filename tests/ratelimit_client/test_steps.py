@@ -35,6 +35,20 @@ async def test_tries_again_what_was_never_sent() -> None:
         await line.limiter(attempts=2).check(user="a")
 
 
+async def test_what_nothing_limits_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first answer that no limit holds is logged with what was asked; limited ones are not."""
+    limiter = VirtualLimiter(RULES, domain="api")
+
+    await limiter.check(user="a", cost=2)
+    assert caplog.messages == []
+    for _ in range(3):
+        decision = await limiter.check(user="a", costs=2)
+        assert decision.reason is Reason.NO_LIMIT
+
+    (said,) = [each for each in caplog.messages if "no limit holds" in each]
+    assert "the domain 'api' with the entries 'user', 'costs'" in said
+
+
 async def test_does_not_try_again_what_may_have_been_counted() -> None:
     """A call without an answer is not sent again: it would be counted twice."""
     line = Broken(LOST)
