@@ -133,14 +133,14 @@ class Answering:
             note_unkept(asked.plans, each, self._note)
         listed = decision.metadata.get("by_policy") if decision.metadata else None
         if isinstance(listed, list):
-            self._rare_log.by_policy([told["policy"] for told in listed])
+            self._rare_log.by_policy(listed[0]["policy"])
         return answer
 
     def _refuse(self, asked: Asked, verdict: Verdict, reason: str, refusal: Refusal) -> Refusal:
         self._stats.refusals[reason] += 1
         if verdict is Verdict.FAILED:
             self._stats.policy_decisions[FailurePolicy.ERROR] += 1
-            self._rare_log.by_policy((FailurePolicy.ERROR,))
+            self._rare_log.by_policy(FailurePolicy.ERROR)
             return refusal if asked.hits else _NEVER_LOADED
         return refusal
 
@@ -184,5 +184,5 @@ class Answering:
         )
         limiter.tally_plain(asked.plans, settled, self._stats, 1, callers)
         if found.by_policy:
-            self._rare_log.by_policy([policy for _, policy in found.by_policy])
+            self._rare_log.by_policy(found.by_policy[0][1])
         return answer

@@ -121,7 +121,7 @@ class Planning:
         count = len(split.parts)
         self._stats.decisions["ok"] += 1
         self._stats.policy_decisions[FailurePolicy.OPEN] += count
-        self._rare_log.by_policy((FailurePolicy.OPEN,))
+        self._rare_log.by_policy(FailurePolicy.OPEN)
         return wire.encode_uncounted(count, FailurePolicy.OPEN.value)
 
     def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> Asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
@@ -49,10 +49,9 @@ class RareLog:
                 extra={"fields": {"domain": domain[:_MOST_CHARACTERS]}},
             )
 
-    def by_policy(self, policies: Iterable[str]) -> None:
-        """A request was decided without a count; these are its descriptors' policies."""
-        deciding = set(policies)
-        self._uncounted[deciding.pop() if len(deciding) == 1 else "several policies"] += 1
+    def by_policy(self, policy: str) -> None:
+        """A request was decided without a count, by this policy (the first, of several)."""
+        self._uncounted[policy] += 1
         now = self._clock()
         if self._uncounted_said_us is None or now - self._uncounted_said_us >= _EVERY_US:
             self._say_uncounted()

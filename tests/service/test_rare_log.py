@@ -18,27 +18,27 @@ def test_decided_by_policy(caplog: pytest.LogCaptureFixture) -> None:
     stats, now_us = Stats(), 0
     log = RareLog(stats, lambda: now_us)
 
-    log.by_policy(["open"])
+    log.by_policy("open")
     stats.store_errors["timeout"] += 20
-    log.by_policy(["open", "closed"])
+    log.by_policy("closed")
     for _ in range(9):
-        log.by_policy(["open", "open"])
+        log.by_policy("open")
     stats.take()
     stats.store_errors["timeout"] += 1
     stats.store_errors["disconnected"] += 2
     stats.overloaded["hurried"] += 3
     now_us += MINUTE_US - 1
-    log.by_policy(["closed"])
+    log.by_policy("closed")
     now_us += 1
-    log.by_policy(["closed"])
+    log.by_policy("closed")
     now_us += MINUTE_US
-    log.by_policy(["error"])
+    log.by_policy("error")
 
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         "1 request decided by failure policy, not by count (1 open): /healthcheck says why",
         "12 requests decided by failure policy, not by count "
-        "(1 several policies, 9 open, 2 closed): why, by hits: "
+        "(3 closed, 9 open): why, by hits: "
         "21 timeout, 2 disconnected, 3 no_time",
         "1 request decided by failure policy, not by count (1 error): /healthcheck says why",
     ]
