@@ -136,7 +136,7 @@ async def test_events_have_the_documented_fields(
     assert named == []
     assert {"file", "line", "rule", "kind"} in found
     assert {"component", "reason"} in found
-    assert {"requests"} in found
+    assert {"requests", "policies", "reasons"} in found
     assert {"domain"} in found
     assert {"domain", "code", "descriptors"} in found
     assert any("revision" in each for each in found)
