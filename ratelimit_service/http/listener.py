@@ -39,11 +39,13 @@ class AdminListener(Port):
     """Serves every route of `routes.registry` to who may ask."""
 
     def __init__(self, operating: Operating) -> None:
+        settings = operating.settings
         super().__init__(
-            operating.settings.admin_hosts,
+            settings.admin_hosts,
             operating.stats.http_closed,
             most_bytes=_MAX_BODY_BYTES,
             flag="--admin-hosts",
+            strict=not (settings.admin_token_file or settings.admin_tls_client_ca),
         )
         self.access = Access(operating.settings, operating.health)
         self._ending = operating.ending

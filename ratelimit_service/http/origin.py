@@ -21,10 +21,12 @@ _PRIVATE = ("localhost", "local", "internal", "svc")
 """Last labels that public DNS does not have."""
 
 
-def is_ours(host: str, allowed: AbstractSet[str]) -> bool:
+def is_ours(host: str, allowed: AbstractSet[str], *, strict: bool = False) -> bool:
     """Whether a Host header names this service: an address, a name without a dot, a private one.
 
-    `allowed` are further names, in lower case; `*` allows all.
+    `strict` is for ports that only this machine should reach. There a name without a dot and a
+    private one are nobody's: anybody in the network can claim them (mDNS, LLMNR). Only `localhost`
+    and the machine's own name stay. `allowed` are further names, in lower case; `*` allows all.
     """
     found = _HOST.fullmatch(host)
     if "*" in allowed:
@@ -32,12 +34,12 @@ def is_ours(host: str, allowed: AbstractSet[str]) -> bool:
     if found is None:
         return False
     name = found[1].rstrip(".").lower()
-    if "." not in name and ":" not in name:
+    if name in {"", "localhost", socket.gethostname().lower()} or name in allowed:
         return True
-    if name in allowed or name == socket.gethostname().lower():
+    if not strict and "." not in name and ":" not in name:
         return True
     try:
         ip_address(name.strip("[]").partition("%")[0])
     except ValueError:
-        return name.rpartition(".")[2] in _PRIVATE
+        return not strict and name.rpartition(".")[2] in _PRIVATE
     return True

@@ -9,8 +9,29 @@ from aiohttp import web
 
 __all__ = ["address_of", "is_local"]
 
-_FORWARDED = ("Forwarded", "X-Real-IP", "Via")
-_FORWARDED_PREFIXES = ("x-forwarded-", "x-envoy-")
+_FORWARDED = (
+    "Forwarded",
+    "Via",
+    "X-Real-IP",
+    "X-Client-IP",
+    "X-Cluster-Client-IP",
+    "Client-IP",
+    "True-Client-IP",
+    "CDN-Loop",
+    "CF-Connecting-IP",
+    "CF-Connecting-IPv6",
+    "Fastly-Client-IP",
+    "Fly-Client-IP",
+    "X-Appengine-User-IP",
+    "X-Azure-ClientIP",
+    "X-Azure-SocketIP",
+    "X-Original-For",
+    "X-Original-Forwarded-For",
+    "X-ProxyUser-Ip",
+    "X-Remote-Addr",
+    "X-Remote-IP",
+)
+_FORWARDED_PREFIXES = ("x-forwarded", "x-envoy-")
 """Headers by which a proxy says that the caller is somebody else. Envoy as it is by default sends
 no `X-Forwarded-For`, but others of these."""
 

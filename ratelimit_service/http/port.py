@@ -13,6 +13,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Concatenate, ParamSpec, Protocol
 
 from aiohttp import HttpVersion11, web
@@ -30,6 +31,7 @@ from ratelimit_service.http.doors import (
 )
 from ratelimit_service.http.faults import faults_log
 from ratelimit_service.http.origin import is_ours
+from ratelimit_service.http.peers import address_of
 from ratelimit_service.net.accepting import Acceptor, Guests
 from ratelimit_service.net.handshakes import Handshakes
 
@@ -77,14 +79,18 @@ class Port:
         probes: Collection[str] = (),
         most_bytes: int = 0,
         flag: str = "--http-hosts",
+        strict: bool | None = None,
     ) -> None:
         """`hosts` are public names of the service, as the setting has them.
 
         `closed` counts connections that were closed for their client. `probes` are paths that are
         answered under any name. A request's body has at most `most_bytes`. `flag` is the setting's.
+        `strict` is whether names of a private network are no names of it; None: where it is bound
+        to loopback.
         """
         self._hosts = frozenset(name.strip().lower() for name in hosts.split(",") if name.strip())
         self._flag = flag
+        self._strict = strict
         self._closed = closed
         self._probes = frozenset(probes)
         self.app = web.Application(client_max_size=most_bytes, middlewares=[self._at_the_door])
@@ -133,6 +139,8 @@ class Port:
         self.doors.watch()
         self._handshakes = Handshakes(shared_turns())
         self._sockets = sockets
+        if self._strict is None:
+            self._strict = all(map(_on_loopback, sockets))
         self._acceptor = Acceptor(asyncio.get_running_loop(), sockets, self._accepted)
         self._acceptor.start()
 
@@ -199,7 +207,10 @@ class Port:
             if request.rel_url is _NO_HOST:
                 return refused(400, "the host in the request's address is no host")
             host = request.headers.get("Host", "")
-            if request.path not in self._probes and not is_ours(host, self._hosts):
+            # No page can ask a Unix socket, whatever a program calls it.
+            strict = bool(self._strict) and address_of(request) != "unix"
+            known = is_ours(host, self._hosts, strict=strict)
+            if request.path not in self._probes and not known:
                 why = f"{shown(host)} is no known name of this service: see {self._flag}"
                 return refused(421, why)
             return await handler(request)
@@ -228,6 +239,13 @@ def _whatever_host(
             return make(message._replace(url=_NO_HOST), *args, **more)
 
     return made
+
+
+def _on_loopback(listening: socket.socket) -> bool:
+    """Whether only this machine reaches a listening socket."""
+    if listening.family == socket.AF_UNIX:
+        return True
+    return ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
 async def streamed(

@@ -172,7 +172,7 @@ async def test_long_pages_stand_in_line(tmp_path: Path) -> None:
     site.admin._render_metrics = lambda _: ("text/plain", page())
     ends = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(callers)]
     for _, writer in ends:
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     seen = [0]
     async with asyncio.timeout(30):
         while len(made) < slices * callers:
@@ -220,7 +220,7 @@ async def test_requests_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     secured = Secured(tmp_path)
     await secured.start()
     reader, writer = await secured.connected()
-    for byte in b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 20:
+    for byte in b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20:
         writer.write(bytes((byte,)))
 
     async with asyncio.timeout(30):

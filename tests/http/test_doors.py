@@ -59,7 +59,7 @@ class Caller:
     async def post(self, *lines: str, body: bytes = BODY) -> int:
         """The status of a POST to /json."""
         length = f"Content-Length: {len(body)}"
-        await self.send("POST /json HTTP/1.1", "Host: here", length, *lines, "", body=body)
+        await self.send("POST /json HTTP/1.1", "Host: localhost", length, *lines, "", body=body)
         return await self.status()
 
     async def status(self) -> int:
@@ -161,6 +161,31 @@ def test_names_of_this_service(host: str, ours: bool) -> None:
     assert is_ours(host, {"*"})
 
 
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("127.0.0.1:8082", True),
+        ("[::1]:8082", True),
+        ("LocalHost:8082", True),
+        (socket.gethostname(), True),
+        ("limits.example.com", True),
+        ("evil", False),
+        ("evil.local", False),
+        ("evil.internal:8082", False),
+        ("ratelimit.prod.svc", False),
+    ],
+)
+def test_names_of_this_machine(host: str, ours: bool) -> None:
+    """Where only this machine should ask, names that others in the network can claim are none."""
+    assert is_ours(host, {"limits.example.com"}, strict=True) == ours
+
+
+async def test_private_names_of_a_port_on_loopback(site: Site) -> None:
+    """An HTTP port on loopback heeds no private name."""
+    assert (await site.ask("/rlconfig", Host="evil.local")).status == 421
+    assert (await site.ask("/rlconfig", Host="localhost")).status == 200
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/rlconfig", "/processes", "/json", "/nowhere"])
 async def test_other_hosts(site: Site, path: str) -> None:
     """A name that a page of another site brought here gets nothing but health."""
@@ -188,10 +213,17 @@ async def test_large_body_is_refused_unread(site: Site, monkeypatch: pytest.Monk
     """A body above the bound is refused by its length, or once it has passed it; none is parsed."""
     monkeypatch.setattr(wire.json, "json", None)  # whoever parses, fails
     announced, streamed = await Caller.of(site), await Caller.of(site)
-    await announced.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 131073", "")
+    await announced.send(
+        "POST /json HTTP/1.1", "Host: localhost", TYPED, "Content-Length: 131073", ""
+    )
     chunk = b"1000\r\n" + b" " * 0x1000 + b"\r\n"
     await streamed.send(
-        "POST /json HTTP/1.1", "Host: a", TYPED, "Transfer-Encoding: chunked", "", body=chunk * 33
+        "POST /json HTTP/1.1",
+        "Host: localhost",
+        TYPED,
+        "Transfer-Encoding: chunked",
+        "",
+        body=chunk * 33,
     )
 
     assert [await announced.status(), await streamed.status()] == [413, 413]
@@ -234,11 +266,11 @@ async def test_slow_heads_and_idle_connections(site: Site) -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
     silent, slow, idle, busy = [await Caller.of(site) for _ in range(4)]
-    await slow.send("GET /healthcheck HTTP/1.1", "Host: a")
+    await slow.send("GET /healthcheck HTTP/1.1", "Host: localhost")
     for caller in (idle, busy):
-        await caller.send("GET /healthcheck HTTP/1.1", "Host: a", "")
+        await caller.send("GET /healthcheck HTTP/1.1", "Host: localhost", "")
         assert await caller.status() == 200
-    await busy.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
+    await busy.send("POST /json HTTP/1.1", "Host: localhost", TYPED, "Content-Length: 9", "")
     async with asyncio.timeout(30):
         while not any(door.busy for door in site.admin.doors._open.values()):
             await asyncio.sleep(0.001)
@@ -262,7 +294,7 @@ async def test_slow_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that does not come in time is refused, and its connection closed."""
     monkeypatch.setattr("ratelimit_service.http.http_port.BODY_SECONDS", 0.0)
     caller = await Caller.of(site)
-    await caller.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
+    await caller.send("POST /json HTTP/1.1", "Host: localhost", TYPED, "Content-Length: 9", "")
 
     assert await caller.status() == 408
     site.admin.doors.look(inf)
@@ -279,7 +311,7 @@ async def test_reader_that_does_not_read(site: Site, monkeypatch: pytest.MonkeyP
 
     site.admin._render_metrics = lambda _: ("text/plain", endless())
     caller = await Caller.of(site)
-    await caller.send("GET /metrics HTTP/1.1", "Host: a", "")
+    await caller.send("GET /metrics HTTP/1.1", "Host: localhost", "")
 
     await until_open(site, 0)
     caller.close()
@@ -289,7 +321,7 @@ async def test_connections_are_bounded(site: Site, monkeypatch: pytest.MonkeyPat
     """Of too many connections of one address the one goes that waits longest; requests do not."""
     monkeypatch.setattr(doors, "MOST_OF_PEER", 3)
     busy = await Caller.of(site)
-    await busy.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
+    await busy.send("POST /json HTTP/1.1", "Host: localhost", TYPED, "Content-Length: 9", "")
     waiting = []
     for _ in range(10):
         waiting.append(await Caller.of(site))
@@ -310,7 +342,7 @@ async def test_connections_are_bounded_in_all(site: Site, monkeypatch: pytest.Mo
     """Where requests take all the room, further connections are closed at once."""
     monkeypatch.setattr(doors, "MOST", 1)
     busy = await Caller.of(site)
-    await busy.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
+    await busy.send("POST /json HTTP/1.1", "Host: localhost", TYPED, "Content-Length: 9", "")
     async with asyncio.timeout(30):
         while not any(door.busy for door in site.admin.doors._open.values()):
             await asyncio.sleep(0.001)
@@ -334,7 +366,7 @@ async def test_unread_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = await Caller.of(site)
     body = json.dumps([REQUEST]).encode()
     length = f"Content-Length: {len(body)}"
-    await caller.send("POST /json HTTP/1.1", "Host: a", TYPED, length, "", body=body)
+    await caller.send("POST /json HTTP/1.1", "Host: localhost", TYPED, length, "", body=body)
 
     await until_open(site, 0)
     assert len(made) < 200
@@ -346,7 +378,7 @@ async def test_aborted_bodies_leave_nothing(site: Site, caplog: pytest.LogCaptur
 
     async def abort() -> None:
         caller = await Caller.of(site)
-        await caller.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
+        await caller.send("POST /json HTTP/1.1", "Host: localhost", TYPED, "Content-Length: 9", "")
         async with asyncio.timeout(30):
             while not any(door.busy for door in site.admin.doors._open.values()):
                 await asyncio.sleep(0.001)
@@ -371,16 +403,26 @@ async def test_aborted_bodies_leave_nothing(site: Site, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     "lines",
     [
-        ["GET /%ED%A0%80%0d%0a HTTP/1.1", "Host: a", ""],
-        ["GET /metrics HTTP/1.1", "Host: a", "Accept: application/openmetrics-text;version", ""],
+        ["GET /%ED%A0%80%0d%0a HTTP/1.1", "Host: localhost", ""],
         [
             "GET /metrics HTTP/1.1",
-            "Host: a",
+            "Host: localhost",
+            "Accept: application/openmetrics-text;version",
+            "",
+        ],
+        [
+            "GET /metrics HTTP/1.1",
+            "Host: localhost",
             "Accept: application/openmetrics-text;version=x;escaping=y,text/plain;q=z",
             "",
         ],
-        ["POST /json HTTP/1.1", "Host: a", "Content-Type: application/json; charset=zzz", ""],
-        ["POST /json HTTP/1.1", "Host: a", "Content-Type: ;;;", ""],
+        [
+            "POST /json HTTP/1.1",
+            "Host: localhost",
+            "Content-Type: application/json; charset=zzz",
+            "",
+        ],
+        ["POST /json HTTP/1.1", "Host: localhost", "Content-Type: ;;;", ""],
     ],
 )
 async def test_odd_requests(site: Site, lines: list[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -398,9 +440,9 @@ async def test_bodies_in_chunks_of_one_byte(site: Site) -> None:
     """However its body comes a request is answered; so are all that were sent at once, in order."""
     caller, several = await Caller.of(site), await Caller.of(site)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
-    lines = "POST /json HTTP/1.1", "Host: a", TYPED, "Transfer-Encoding: chunked", ""
+    lines = "POST /json HTTP/1.1", "Host: localhost", TYPED, "Transfer-Encoding: chunked", ""
     await caller.send(*lines, body=chunks)
-    await several.send(*["GET /healthcheck HTTP/1.1", "Host: a", ""] * 100)
+    await several.send(*["GET /healthcheck HTTP/1.1", "Host: localhost", ""] * 100)
 
     assert await caller.status() == 200
     assert [await several.status() for _ in range(100)] == [200] * 100
@@ -410,7 +452,7 @@ async def test_bodies_in_chunks_of_one_byte(site: Site) -> None:
 async def test_client_that_ends_its_side(site: Site) -> None:
     """A client that says at once that it will send no more gets the answer to what it has sent."""
     caller = await Caller.of(site)
-    await caller.send("GET /healthcheck HTTP/1.1", "Host: a", "")
+    await caller.send("GET /healthcheck HTTP/1.1", "Host: localhost", "")
     caller.end()
 
     assert await caller.status() == 200

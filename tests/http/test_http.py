@@ -235,7 +235,7 @@ async def said(site: Site, data: bytes) -> bytes:
     return answer
 
 
-POST = b"POST /json HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+POST = b"POST /json HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(

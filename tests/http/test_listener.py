@@ -68,16 +68,40 @@ async def test_questions_that_fail(
     assert (answer.status, json.loads(answer.text)) == (status, {"error": said})
 
 
-async def test_names_of_others(admin: AdminSite) -> None:
-    """A page that turned a name of its own to this address (DNS rebinding) is told nothing."""
-    answer = await admin.ask("/health", Host="evil.example:8082")
+@pytest.mark.parametrize("name", ["evil.example", "evil.local", "evil", "evil.svc", "a.internal"])
+async def test_names_of_others(admin: AdminSite, name: str) -> None:
+    """A page that turned a name of its own to this address (DNS, mDNS) is told nothing.
+
+    Nor does it get a session or change anything.
+    """
+    answer = await admin.ask("/health", Host=f"{name}:8082")
+    origin = {"Host": name, "Origin": f"http://{name}", "Sec-Fetch-Site": "same-origin"}
+
+    assert (await admin.ask("/session", **origin)).status == 421
+    assert (await admin.ask("/change", {}, Host=name)).status == 421
 
     assert (answer.status, "--admin-hosts" in answer.text) == (421, True)
 
 
 @pytest.mark.parametrize(
     "header",
-    ["Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Envoy-Internal", "X-Real-IP", "Via"],
+    [
+        "Forwarded",
+        "X-Forwarded",
+        "X-Forwarded-For",
+        "x-forwarded-proto",
+        "X-Envoy-Internal",
+        "X-Real-IP",
+        "Via",
+        "X-Client-IP",
+        "X-Cluster-Client-IP",
+        "Client-IP",
+        "True-Client-IP",
+        "CF-Connecting-IP",
+        "Fastly-Client-IP",
+        "X-Azure-ClientIP",
+        "X-Original-Forwarded-For",
+    ],
 )
 async def test_callers_behind_a_proxy_are_not_local(admin: AdminSite, header: str) -> None:
     """Who comes through a proxy on this machine could be anybody, and is let in by a token only."""
