@@ -53,9 +53,9 @@ def _token(words: Sequence[str], where: str) -> Token:
             f"{where}: a line is `read TOKEN` or `write TOKEN`, and a name may stand behind"
         )
     role, text, name = words[0], words[1], words[2] if len(words) == 3 else f"{words[0]} token"
-    if len(text) < _LEAST_CHARACTERS or not text.isascii():
+    if len(text) < _LEAST_CHARACTERS or not (text.isascii() and text.isprintable()):
         raise SettingsError(
-            f"{where}: a token has {_LEAST_CHARACTERS} ASCII characters or more: "
+            f"{where}: a token has {_LEAST_CHARACTERS} printable ASCII characters or more: "
             "write one with openssl rand -hex 32"
         )
     return Token(Role(role), name, text)

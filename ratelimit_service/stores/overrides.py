@@ -153,7 +153,14 @@ def _read(path: Path) -> dict[str, Override]:
                 "another version of this program wrote it"
             )
         found = [read_override(each) for each in said["overrides"]]
-    except (ValueError, KeyError, TypeError, AttributeError, OverrideError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverrideError,
+    ) as error:
         raise SettingsError(
             f"--overrides-file {path} cannot be used: {error}; mend it, or move it away"
         ) from error

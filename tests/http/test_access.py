@@ -85,7 +85,8 @@ async def test_tokens_are_read_anew(start_site: StartSite, tokens: Path) -> None
     ("text", "message"),
     [
         ("", "has no token"),
-        ("read short", ":1: a token has 16 ASCII characters or more"),
+        ("read short", ":1: a token has 16 printable ASCII characters or more"),
+        ("read " + "a" * 20 + "\0", ":1: a token has 16 printable ASCII characters or more"),
         ("\nadmin " + READER, ":2: a line is `read TOKEN` or `write TOKEN`"),
         (READER, ":1: a line is"),
         (f"read {READER}\nwrite {READER}", "has the same token twice"),

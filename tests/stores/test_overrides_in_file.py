@@ -55,6 +55,7 @@ def files(directory: Path) -> list[str]:
     ("text", "said"),
     [
         ("{", "cannot be used"),
+        ("[" * 200_000, "cannot be used"),
         ('{"v": 2, "overrides": []}', "another version"),
         ('{"v": 1, "overrides": [{"v": 1, "kind": "banish"}]}', "ban, exempt, limit, grant"),
     ],

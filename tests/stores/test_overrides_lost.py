@@ -197,6 +197,26 @@ async def test_a_copy_without_end(clock: Time, monkeypatch: pytest.MonkeyPatch) 
     await store.close()
 
 
+@pytest.mark.parametrize("stamp", ["9" * 16, str((1 << 52) - 1), str(1 << 53), "inf", "nan", "x"])
+async def test_a_stamp_of_a_stranger(redis_server: RedisServer, clock: Time, stamp: str) -> None:
+    """Whatever stands for the stamp, a change that was not refused holds everywhere."""
+    redis_server.flush()
+    async with AsyncExitStack() as stack:
+        processes = Processes(redis_server.url, clock, stack)
+        one = await processes.start()
+        first, second, third = (override(BAN, f"user={number}") for number in range(3))
+        await one.overrides.change([first], [])
+        with redis.Redis(port=redis_server.port) as client:
+            client.set(f"rl:{shared_key('overrides', 'version').decode()}", stamp)
+
+        late = await processes.start()
+        await late.overrides.change([second], [])
+        await one.overrides.change([third], [])
+        for process in (one, late, await processes.start()):
+            await process.overrides.refresh()
+            assert process.known == [first, second, third]
+
+
 async def test_a_copy_that_nobody_of_ours_has_made(redis_server: RedisServer, clock: Time) -> None:
     """More overrides than there may be, or a stamp that is none, are not taken over."""
     redis_server.flush()

@@ -8,7 +8,7 @@ import redis
 from ratelimit_service.errors import StoreError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores.keys import queue_key, slot_of
+from ratelimit_service.stores.keys import queue_key, shared_key, slot_of
 from ratelimit_service.stores.queues import Queue
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.queues import RedisQueues
@@ -119,6 +119,20 @@ async def test_a_key_that_is_no_queue(redis_server: RedisServer, redis_store: Re
         with pytest.raises(StoreError, match="WRONGTYPE"):
             await RedisQueues(redis_store, 3).put(QUEUE, items("a"), 0)
         assert client.get(queue_key(*QUEUE)) == b"mine"
+
+
+async def test_a_list_that_strangers_write(
+    redis_server: RedisServer, redis_store: RedisStore
+) -> None:
+    """What lies in the list of queues and is none is left out."""
+    queues = RedisQueues(redis_store, 3)
+    await queues.put(QUEUE, items("a"), 0)
+    list_key = redis_store.key(shared_key("queues"))
+    strangers = ["[" * 100_000, "[1, 2]", '[["a"], "b"]', '{"a": 1, "b": 2}x', "null", '["a"]']
+    with redis.Redis(port=redis_server.port) as client:
+        assert client.sadd(list_key, *strangers) == len(strangers)
+
+    assert await queues.listed() == [QUEUE]
 
 
 def test_queues_have_keys_of_their_own() -> None:

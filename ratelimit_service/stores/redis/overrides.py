@@ -48,7 +48,8 @@ _AT_ONCE: Final = 200
 _CURSOR_AND_PAIRS: Final = 2
 
 _MOST_DIGITS: Final = 16
-"""Of a stamp: Lua counts to 2^53."""
+_STAMP_ENDS: Final = 1 << 52
+"""Of a stamp, which is a time in microseconds: it is below that, until 2112. Lua counts to 2^53."""
 
 _MOST_TEXT_BYTES: Final = 1 << 19
 """Of an override. The longest has 32 entries of 2,048 characters."""
@@ -82,8 +83,11 @@ _CHANGE: Final = """\
 -- known, the most overrides, the most that is audited, how many changes are listed and how large
 -- they may be, how many lines are audited, these, how many ids are removed, these; then an id and
 -- an override each. Returns the stamp before and the new one.
-local stamp = tonumber(redis.call("GET", KEYS[2]) or "0") or 0
-if stamp < tonumber(ARGV[2]) then
+local stamp = tonumber(redis.call("GET", KEYS[2]) or "0") or -1
+if not (stamp >= 0 and stamp < 2^52) then
+  stamp = -1 -- none of ours: whoever looks next reads all
+end
+if math.max(stamp, 0) < tonumber(ARGV[2]) then
   return -2
 end
 local audited = 7 + tonumber(ARGV[7])
@@ -101,7 +105,11 @@ end
 for place = removed + 1, #ARGV, 2 do
   redis.call("HSET", KEYS[1], ARGV[place], ARGV[place + 1])
 end
-local changed = string.format("%.0f", math.max(stamp + 1, tonumber(ARGV[1])))
+local after = math.max(stamp + 1, tonumber(ARGV[1]))
+if after >= 2^52 then
+  after = tonumber(ARGV[1])
+end
+local changed = string.format("%.0f", after)
 redis.call("SET", KEYS[2], changed)
 local change = {string.format("%.0f", stamp), changed}
 for place = audited + 2, removed do
@@ -131,7 +139,8 @@ return redis.call("SET", KEYS[1], "1", "NX", "PX", ARGV[1]) and 1 or 0
 _REPLACE: Final = """\
 -- KEYS: the overrides, the stamp, a newer copy of the overrides, who copies. ARGV: its stamp.
 redis.call("DEL", KEYS[4])
-if (tonumber(redis.call("GET", KEYS[2]) or "0") or 0) >= tonumber(ARGV[1]) then
+local stamp = tonumber(redis.call("GET", KEYS[2]) or "0") or 0
+if stamp >= tonumber(ARGV[1]) and stamp < 2^52 then
   redis.call("UNLINK", KEYS[3])
   return 0
 end
@@ -259,7 +268,8 @@ class OverridesInRedis:
         """
         reply = await self._ask(name, "GETRANGE", _STAMP, 0, -1)
         fits = isinstance(reply, bytes) and reply.isdigit() and len(reply) <= _MOST_DIGITS
-        return int(reply) if fits and isinstance(reply, bytes) else 0
+        stamp = int(reply) if fits and isinstance(reply, bytes) else 0
+        return stamp if stamp < _STAMP_ENDS else 0
 
     async def _lines(self, name: str, skip: int, most: int) -> list[bytes]:
         reply = await self._ask(name, "LRANGE", _AUDIT, skip, skip + most - 1)

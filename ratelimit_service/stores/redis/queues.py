@@ -117,8 +117,10 @@ class RedisQueues:
             raise StoreError("Redis does not tell which queues there are")
         found = []
         for name in reply:
-            with contextlib.suppress(ValueError, TypeError):  # else it is not ours
-                found.append(Queue(*json.loads(name)))
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # else it is not ours
+                domain, rule = json.loads(name)
+                if isinstance(domain, str) and isinstance(rule, str):
+                    found.append(Queue(domain, rule))
         return sorted(found)
 
     async def forget(self, queue: Queue) -> None:
