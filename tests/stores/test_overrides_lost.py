@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import redis
 
 from ratelimit_service import compiled
 from ratelimit_service.errors import StoreError
-from ratelimit_service.model import MAX_OVERRIDES
+from ratelimit_service.model import MAX_OVERRIDES, read_override
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import partition_of, shared_key
@@ -47,6 +48,9 @@ async def test_overrides_hold_while_redis_is_away(
                 await process.overrides.refresh()  # this server has lost all it had
             await asyncio.sleep(0.01)
         assert "Redis has lost the overrides that were in force (1)" in caplog.text
+        line = next(each for each in caplog.messages if each.startswith("lost overrides: "))
+        told = json.loads(line.removeprefix("lost overrides: "))
+        assert [read_override(each) for each in told["overrides"]] == [ban]
         await process.overrides.change([ban], [])
         assert process.known == [ban]
 
@@ -145,6 +149,8 @@ async def test_a_shard_that_lost_its_copy_gets_another(
         await process.overrides.refresh()
         assert process.known == []
         assert "Redis has lost the overrides that were in force (450)" in caplog.text
+        assert sum(each.startswith("lost overrides: ") for each in caplog.messages) == 10
+        assert "250 more lost overrides are not told" in caplog.text
 
 
 async def test_overrides_move_with_their_slot(redis_cluster: RedisCluster, clock: Time) -> None:

@@ -61,6 +61,10 @@ _PARSED_AT_ONCE: Final = 20
 _MOST_SHOWN: Final = 200
 """Characters of what is wrong with one: it may repeat all of it."""
 
+_MOST_TOLD: Final = 200
+_TOLD_AT_ONCE: Final = 20
+"""So many lost overrides are logged, and so many in a line."""
+
 _MOST_READS: Final = 3
 """They are read at most so often if they change meanwhile; later changes are seen the next time."""
 
@@ -318,11 +322,9 @@ class OverridesInRedis:
             before, stamp = stamp, await self._stamp_at(name)
             if stamp == before:
                 break
-        lost = len(self._read.keys() - found.keys()) if before < self._stamp else 0
+        lost = self._read.keys() - found.keys() if before < self._stamp else set()
         if lost:
-            log.warning(
-                "Redis has lost the overrides that were in force (%d): make them again", lost
-            )
+            _tell_lost([self._read[each][1] for each in sorted(lost)])
         self._stamp, self._whole, self._read = before, stamp == before, found
 
     async def _found_at(self, name: str) -> dict[bytes, tuple[bytes, Override | None]]:
@@ -344,6 +346,21 @@ class OverridesInRedis:
             if cursor == b"0":
                 return found
         raise StoreError("Redis does not come to an end with the overrides")
+
+
+def _tell_lost(lost: Sequence[Override | None]) -> None:
+    """Logs them as `overrides import` reads them. Written back, they might revive removed ones."""
+    log.warning(
+        "Redis has lost the overrides that were in force (%d): make them again; the next lines "
+        "have them, and `ratelimit overrides import` reads each from its { on",
+        len(lost),
+    )
+    readable = [each.fields() for each in lost if each is not None][:_MOST_TOLD]
+    for start in range(0, len(readable), _TOLD_AT_ONCE):
+        some = readable[start : start + _TOLD_AT_ONCE]
+        log.warning("lost overrides: %s", json.dumps({"overrides": some}))
+    if len(lost) > len(readable):
+        log.warning("%d more lost overrides are not told", len(lost) - len(readable))
 
 
 def _part(reply: Reply) -> tuple[bytes, list[tuple[bytes, bytes]]]:
