@@ -170,6 +170,8 @@ class OverridesInRedis:
         """Whether nothing was changed while that was read."""
         self._read: dict[bytes, tuple[bytes, Override | None]] = {}
         """What was read last, by id, and what that says; None for what cannot be read."""
+        self._too_many_told = False
+        """Whether the log has said that there are too many, since they could be read."""
         self._told: int | None = None
         """The stamp of what was told last."""
 
@@ -310,10 +312,23 @@ class OverridesInRedis:
                 else:
                     read.pop(id_, None)
         if len(read) > MAX_OVERRIDES:
-            raise StoreError(f"Redis has more overrides than {MAX_OVERRIDES}")
+            raise self._too_many()
         self._whole = await self._stamp_at(name) == newest
-        self._stamp, self._read = newest, read
+        self._stamp, self._read, self._too_many_told = newest, read, False
         return True
+
+    def _too_many(self) -> StoreError:
+        """Says so once in the log: the server itself is well, so its health does not."""
+        why = f"Redis has more overrides than {MAX_OVERRIDES}"
+        if not self._too_many_told:
+            self._too_many_told = True
+            log.error(
+                "%s, so none of them is read, and what was known stays in force: remove some from "
+                "the hash %s",
+                why,
+                printable(self._store.key(_OVERRIDES).decode("utf-8", "backslashreplace")),
+            )
+        return StoreError(why)
 
     async def _read_all(self, name: str, stamp: int) -> None:
         """Reads a copy, whose stamp is known; reads it again if it changes meanwhile."""
@@ -326,6 +341,7 @@ class OverridesInRedis:
         if lost:
             _tell_lost([self._read[each][1] for each in sorted(lost)])
         self._stamp, self._whole, self._read = before, stamp == before, found
+        self._too_many_told = False
 
     async def _found_at(self, name: str) -> dict[bytes, tuple[bytes, Override | None]]:
         """All of a copy, a few at a time; those that are as they were are not parsed again.
@@ -342,7 +358,7 @@ class OverridesInRedis:
                 known = self._read.get(id_)
                 found[id_] = known if known and known[0] == text else (text, _override(text))
             if len(found) > MAX_OVERRIDES:
-                raise StoreError(f"Redis has more overrides than {MAX_OVERRIDES}")
+                raise self._too_many()
             if cursor == b"0":
                 return found
         raise StoreError("Redis does not come to an end with the overrides")
