@@ -13,6 +13,7 @@ from ratelimit_service.cli.words import moment
 from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import SECOND_US, Code, time_text
 from ratelimit_service.service.questions import QuestionError
+from ratelimit_service.settings import Settings
 from tests.http.conftest import STEERED_RULES, AdminSite, Operator, StartSite
 
 BOB = {"domain": "edge", "descriptor": [["user", "bob"]]}
@@ -328,3 +329,21 @@ async def test_metrics_tell_of_overrides(operator: Operator) -> None:
     await operator.types("limit", "edge", "user=*", "--requests", "5")
 
     assert operator.admin.asking.stats.overrides == {"ban": 1, "limit": 1}
+
+
+async def test_what_an_override_may_have_meant(operator: Operator, start_site: StartSite) -> None:
+    """One that takes nobody names a domain like its own, or the order of keys that has a limit."""
+    said = await operator.types("ban", "egde", "user=bob")
+    assert "did you mean the domain 'edge'?" in said.err
+
+    rules = """
+domain: edge
+descriptors:
+  - key: tenant
+    descriptors:
+      - {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+"""
+    site = await start_site(Settings(), rules)
+    about = {"domain": "edge", "descriptor": [["user", "b"], ["tenant", "a"]], "kind": "ban"}
+    answer = await site.ask("/overrides", about)
+    assert "did you mean tenant=a,user=b?" in answer.text

@@ -20,7 +20,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, permutations
 from os import urandom
 from typing import Final
 
@@ -45,10 +45,12 @@ from ratelimit_service.model.override import FORMAT
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import may_meet
 from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.rules.problem import nearest
 from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.changing import audit_line, change
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+from ratelimit_service.text.descriptors import format_descriptor
 from ratelimit_service.text.display import in_seconds
 
 __all__ = ["MOST_LISTED", "QUESTIONS", "ending_of", "new_override_id", "notes_of"]
@@ -60,6 +62,9 @@ _MOST_AUDITED: Final = 1_000
 _AUDITED_AT_ONCE: Final = 50
 _MOST_LOOKED_AT: Final = 1_000
 _MOST_NAMED: Final = 5
+_MOST_REORDERED: Final = 4
+"""Entries of which every order is tried: 24 then."""
+
 _ID_BYTES: Final = 5
 _LONGEST_SECONDS: Final = 10 * 365 * 86_400
 
@@ -173,7 +178,22 @@ def _limits(deciding: Deciding, override: Override) -> list[Limit]:
 def _unlimited(deciding: Deciding, override: Override) -> str:
     """Says why nothing limits what the override takes."""
     why = _why(deciding, override.domain, Descriptor(override.entries))
-    return f"nothing limits it now: {why}"
+    return f"nothing limits it now: {why}{_meant(deciding, override)}"
+
+
+def _meant(deciding: Deciding, override: Override) -> str:
+    """Which domain or which order of keys was meant, if one like it is there; else nothing."""
+    domains = deciding.snapshot().domains
+    if override.domain not in domains:
+        near = nearest(override.domain, domains)
+        return f"; did you mean the domain {near!r}?" if near else ""
+    if not override.exact or len(override.entries) > _MOST_REORDERED:
+        return ""
+    for entries in islice(permutations(override.entries), 1, None):
+        descriptor = Descriptor(entries)
+        if counters_of(deciding, override.domain, descriptor).rule.limits:
+            return f"; did you mean {format_descriptor(descriptor)}?"
+    return ""
 
 
 async def ending_of(deciding: Deciding, override: Override) -> Override:
