@@ -289,7 +289,7 @@ class Settings:
     admin_hosts: str = _ADMIN.setting(
         "",
         NAMES,
-        "Public names by which they reach it, beside addresses and names of a private network; "
+        "Names by which they reach it, beside addresses, localhost and this machine's own name; "
         "* for any.",
     )
 
