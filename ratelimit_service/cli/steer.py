@@ -90,6 +90,8 @@ def _added(admin: AdminClient, about: dict[str, object], *, as_json: bool) -> in
     for each in told["replaced"]:
         say_line(f"instead of {override_text(each)}")
     warn(told)
+    if "until" not in told["override"]:
+        say_line("note: it has no end: it holds until it is removed", err=True)
     return 0
 
 

@@ -96,7 +96,9 @@ async def test_an_override_that_nothing_can_meet_is_told(operator: Operator) -> 
         said = await operator.types("ban", domain, descriptor)
         assert said.code == 0
         assert "note: nothing limits it now: no rule" in said.err
-    assert (await operator.types("ban", "edge", "user=bob")).err == ""
+    assert (await operator.types("ban", "edge", "user=bob")).err.splitlines() == [
+        "note: it has no end: it holds until it is removed"
+    ]
 
 
 async def test_reset_takes_no_pattern(operator: Operator) -> None:
@@ -334,6 +336,7 @@ async def test_metrics_tell_of_overrides(operator: Operator) -> None:
 async def test_what_an_override_may_have_meant(operator: Operator, start_site: StartSite) -> None:
     """One that takes nobody names a domain like its own, or the order of keys that has a limit."""
     said = await operator.types("ban", "egde", "user=bob")
+    assert "it holds until it is removed" in said.err
     assert "did you mean the domain 'edge'?" in said.err
 
     rules = """
