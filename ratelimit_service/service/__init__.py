@@ -8,7 +8,7 @@ from ratelimit_service.service.callers import (
     CallOrigin,
     Headers,
 )
-from ratelimit_service.service.patience import counted_until
+from ratelimit_service.service.patience import LEAST_TIMEOUT_US, counted_until
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
@@ -18,6 +18,7 @@ from ratelimit_service.stores import AT_ONCE, NEVER, RANKS
 __all__ = [
     "AT_ONCE",
     "CALLER_HEADERS",
+    "LEAST_TIMEOUT_US",
     "NEVER",
     "RANKS",
     "REQUEST_ID",

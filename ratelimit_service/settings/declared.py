@@ -122,7 +122,7 @@ class Settings:
     store_timeout_us: int = _COUNTERS.setting(
         10_000,
         DURATION,
-        "How long a request waits for the store before the failure policy answers.",
+        "How long the store may take to answer a call before the failure policy does.",
     )
     local_cache_bytes: int = _COUNTERS.setting(
         8_388_608,

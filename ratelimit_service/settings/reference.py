@@ -227,7 +227,7 @@ def _redis() -> Iterator[Variable]:
             ("PIPELINE_WINDOW", "What comes in one tick goes out as one batch."),
             ("PIPELINE_LIMIT", "Batches are bounded by the time that Redis needs for them."),
             ("CLUSTER_PIPELINE_PARALLELISM", "All nodes are always asked at once."),
-            ("TIMEOUT", "See `--store-timeout`: how long a request waits, not a connection."),
+            ("TIMEOUT", "See `--store-timeout`: how long the store may take to answer a call."),
             ("HEALTH_CHECK_ACTIVE_CONNECTION", "Health is degraded while Redis is away."),
             ("STARTUP_INITIAL_INTERVAL", "It starts without its Redis, and connects by itself."),
             ("STARTUP_MAX_INTERVAL", "It starts without its Redis, and connects by itself."),

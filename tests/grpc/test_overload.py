@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_service import wire
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2.overload import PATIENCE_US, Backlog, Fate, Overload
+from ratelimit_service.grpc.h2.overload import Backlog, Fate, Overload
 from ratelimit_service.grpc.h2.server import H2Server
 from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observability.health import Health
@@ -83,13 +83,11 @@ def test_callers_that_wait_longer_are_counted_for_longer() -> None:
     assert backlog.fate(now_us, 200_001, 1_000_000) is Fate.HURRIED
 
 
-def test_callers_that_say_nothing_are_always_answered() -> None:
-    """Who gives no time is taken to wait fifteen milliseconds for a count, and for ever else."""
+def test_callers_that_say_nothing_are_always_counted() -> None:
+    """Who gives no time is counted, however long it has waited."""
     now_us, backlog = elapsed_us(), late_for_long()
 
-    assert backlog.fate(now_us, PATIENCE_US // 5, None) is Fate.COUNTED
-    assert backlog.fate(now_us, PATIENCE_US // 5 + 1, None) is Fate.HURRIED
-    assert backlog.fate(now_us, 60_000_000, None) is Fate.HURRIED
+    assert backlog.fate(now_us, 60_000_000, None) is Fate.COUNTED
 
 
 def test_only_some_are_decided_by_policy() -> None:
@@ -240,16 +238,36 @@ async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -
     assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True]
 
 
-async def test_who_waits_for_next_to_nothing_shows_no_overload(tmp_path: Path) -> None:
-    """A caller without time is refused; if its call has come just now, that is not our doing."""
-    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+@pytest.mark.parametrize("named", ["1n", "999999n", "1u", "2000u", "0m", "1m", "2m", "0S"])
+async def test_who_waits_for_next_to_nothing_is_counted(tmp_path: Path, named: str) -> None:
+    """A deadline of two milliseconds or less counts as none: nobody could answer in time."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.settle()
+    store.deadlines_us.clear()
 
-    assert not ends.call(timeout="1n", waited_us=300)
+    assert ends.call(timeout=named, waited_us=50_000_000)
     ends.calls.look()
 
-    assert ends.stats.overloaded == {"refused": 1}
+    assert store.deadlines_us == [NEVER]
+    assert not ends.stats.overloaded
     assert not ends.health.faults
+
+
+async def test_a_long_wait_shows_in_health(tmp_path: Path) -> None:
+    """Health says so while a call has waited for more than a second to be counted."""
+    store = Holding()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.call(timeout="1m")
+    (waiting,) = ends.calls._pending.since_us[0]
+    ends.calls._pending.since_us[0][waiting] -= 1_100_000
+    ends.calls.look()
+    assert list(ends.health.faults) == ["waiting"]
+
+    store.answer()
+    ends.calls.look()
+
+    assert ends.health.faults == {}
 
 
 async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> None:
@@ -263,6 +281,28 @@ async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> No
     ends.overload.look()
 
     assert ends.health.faults == {}
+
+
+class Holding(Away):
+    """A store that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Done, Sequence[Sequence[Hit]]]] = []
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+        rank: int = 0,
+    ) -> None:
+        self.held.append((done, requests))
+
+    def answer(self) -> None:
+        held, self.held = self.held, []
+        for done, requests in held:
+            super().charge(requests, done)
 
 
 def minutely(policy: FailurePolicy, key: str = "a") -> Hit:

@@ -142,13 +142,13 @@ class ServiceCalls:
 
         `fate` is what their waiting alone makes of them.
         """
+        if timeout_us is None:
+            return Fate.COUNTED
         if fate is Fate.COUNTED:
             # Where calls wait for us and for the store, both must leave time for an answer.
             waited_us, store_us = protocol.now_us - protocol.arrived_us, self.store_us(protocol)
             if store_us is not None and too_slow(waited_us + store_us, timeout_us):
                 fate = Fate.HURRIED
-        if fate is Fate.HURRIED and timeout_us is None:
-            return fate if self._service.waits else Fate.COUNTED
         if fate is Fate.HURRIED and not (self._service.waits and self._overload.may_hurry):
             return Fate.REFUSED
         return fate
@@ -176,6 +176,7 @@ class ServiceCalls:
             self._tell_turned_away()
             self._haste.looks = LOOKS
             self._overload.note(Fate.HURRIED, self._service.at_hand.settle())
+            self._overload.waited(self._pending.oldest_us(elapsed_us(), RANKS - 1))
             self._overload.look()
         except Exception as error:  # who calls this has connections to look after
             self._service.bug(error)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratelimit_service.grpc.h2.fields import WANTED
+from ratelimit_service.service import LEAST_TIMEOUT_US
 
 __all__ = ["ENCODINGS", "TIMEOUT", "Head", "interned", "judged", "timeout_us_of"]
 
@@ -115,7 +116,7 @@ def interned(head: Head) -> Head:
 
 
 def timeout_us_of(text: bytes) -> int | None:
-    """A grpc-timeout in microseconds; None if it cannot be read.
+    """A grpc-timeout in microseconds; None if it cannot be read, or is too short to be one.
 
     Clients that count in microseconds, or less, say what is left until a deadline, which differs
     from call to call. It is rounded down by a sixteenth at most, so that such calls are alike.
@@ -123,8 +124,8 @@ def timeout_us_of(text: bytes) -> int | None:
     number, unit = text[:-1], _TIMEOUT_UNITS_US.get(text[-1:])
     if unit is None or not number.isdigit() or len(number) > 8:
         return None
-    if unit > 1:
-        return int(number) * unit
-    us = int(number) if unit else int(number) // 1_000
-    places = max(0, us.bit_length() - _TIMEOUT_BITS)
+    us = int(number) * unit if unit else int(number) // 1_000
+    if us <= LEAST_TIMEOUT_US:
+        return None
+    places = max(0, us.bit_length() - _TIMEOUT_BITS) if unit <= 1 else 0
     return us >> places << places

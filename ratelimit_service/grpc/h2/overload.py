@@ -25,7 +25,6 @@ from ratelimit_service.service import CallOrigin, Ready
 __all__ = [
     "FRESH_US",
     "LOOKS",
-    "PATIENCE_US",
     "Allowance",
     "Backlog",
     "Fate",
@@ -33,9 +32,6 @@ __all__ = [
     "Overload",
     "too_slow",
 ]
-
-PATIENCE_US: Final = 15_000
-"""How long a caller is assumed to wait if it does not say so (`grpc-timeout`)."""
 
 FRESH_US: Final = 500
 """A call that has waited for less is counted, unless its client's calls were late just before."""
@@ -121,6 +117,9 @@ _GLANCES: Final = 2
 over; as many may be saved up. To look takes a few percent of what counting takes, and to deny some
 more."""
 
+_LONG_US: Final = 1_000_000
+"""Health tells of calls that wait for longer than this."""
+
 _CALM_US: Final = 5_000_000
 """A worker is not overloaded any more when all calls have been counted for so long."""
 
@@ -135,9 +134,9 @@ class Fate(IntEnum):
     """Its caller is told at once that there is no time."""
 
 
-def too_slow(us: int, timeout_us: int | None) -> bool:
+def too_slow(us: int, timeout_us: int) -> bool:
     """Whether a call that has waited so long for us and for the store together would be late."""
-    return 100 * us > (PATIENCE_US if timeout_us is None else timeout_us) * _IN_STORE
+    return 100 * us > timeout_us * _IN_STORE
 
 
 class Allowance:
@@ -190,32 +189,34 @@ class Backlog:
         """How many reads in a row have found calls in time."""
         self.waited_us = 0
         """How long the last calls had waited when they were looked at."""
-        self.timeout_us: int | None = None
-        """How long the callers of the last calls wait; None if they do not say."""
+        self.timeout_us = _EVER_US
+        """How long the callers of the last calls wait, of those that say so."""
         self.late_since_us = self.late_us = -_EVER_US
         """Since when calls have been late now and again, and when one was late last."""
 
     def fate(self, now_us: int, waited_us: int, timeout_us: int | None) -> Fate:
         """What becomes of the next calls: they have waited `waited_us` since their bytes were read.
 
-        Their callers wait `timeout_us` in all, None if they do not say: these are never refused.
+        Their callers wait `timeout_us` in all, None if they do not say: these are never late.
         """
-        self.timeout_us, self.waited_us = timeout_us, waited_us
-        percent, patience_us = 100 * waited_us, PATIENCE_US if timeout_us is None else timeout_us
-        if percent <= patience_us * _LATE:
+        if timeout_us is None:
             return Fate.COUNTED
-        if now_us - self.late_us > patience_us:
+        self.timeout_us, self.waited_us = timeout_us, waited_us
+        percent = 100 * waited_us
+        if percent <= timeout_us * _LATE:
+            return Fate.COUNTED
+        if now_us - self.late_us > timeout_us:
             self.late_since_us = now_us
         self.late_us = now_us
-        if now_us - self.late_since_us < patience_us and percent <= patience_us * _IN_STORE:
+        if now_us - self.late_since_us < timeout_us and percent <= timeout_us * _IN_STORE:
             return Fate.COUNTED
-        if timeout_us is None or percent <= patience_us * _GIVEN_UP:
+        if percent <= timeout_us * _GIVEN_UP:
             return Fate.HURRIED
         return Fate.REFUSED
 
     def was_late(self, now_us: int) -> bool:
         """Whether a call was late a short time ago: no longer than callers wait."""
-        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        patience_us = self.timeout_us
         return now_us - self.late_us <= patience_us
 
     def caught_up_us(self, now_us: int) -> int:
@@ -224,7 +225,7 @@ class Backlog:
         The later the oldest call is, the fewer of the newest are counted. So under a lasting
         overload just as many are as leave time to refuse the others before their callers go.
         """
-        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        patience_us = self.timeout_us
         late_us = patience_us * _LATE // 100
         newest_us = late_us * late_us // max(self.waited_us, late_us, 1)
         return now_us - max(newest_us, patience_us * _NEWEST // 100)
@@ -234,8 +235,6 @@ class Backlog:
 
         They have come within `spread_us`.
         """
-        if self.timeout_us is None:
-            return 0
         overdue_us = self.waited_us - self.timeout_us * _GONE // 100
         return max(0, min(100, 100 * overdue_us // max(spread_us, 1)))
 
@@ -247,18 +246,18 @@ class Backlog:
         """
         if size >= (_WORTH_LATE_BYTES if late else _WORTH_BYTES):
             return 0
-        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        patience_us = self.timeout_us
         most_us = patience_us * _RESTED // 100
         return min(since_us, max(most_us, self._late_rest_us) if late else most_us)
 
     def is_soon(self, waited_us: int) -> bool:
         """Whether callers who have waited for so long will still be there for some milliseconds."""
-        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        patience_us = self.timeout_us
         return 100 * waited_us <= patience_us * _GONE
 
     def is_calm(self, since_us: int, *, late: bool) -> bool:
         """Whether calls have been in time for a while, as those of the last `since_us` show."""
-        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        patience_us = self.timeout_us
         in_time = not late and 100 * since_us <= patience_us * _CALM
         self.calm_visits = self.calm_visits + 1 if in_time else 0
         return self.calm_visits >= _CALM_VISITS
@@ -273,7 +272,7 @@ class Backlog:
         read from so seldom that its calls are late, as many are counted as it is allowed. What it
         is allowed is saved up until it is worth a batch.
         """
-        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        patience_us = self.timeout_us
         late_us = patience_us * _LATE // 100
         longest_us = timely_us = patience_us * _TIMELY // 100
         if store_us is not None:
@@ -394,6 +393,18 @@ class Overload:
             "not counted but refused (RESOURCE_EXHAUSTED), or decided by failure policy; add cores "
             "(--workers) or instances",
         )
+
+    def waited(self, oldest_us: int) -> None:
+        """Says in health if the oldest call that is to be counted has waited for long."""
+        if oldest_us > _LONG_US:
+            self._health.degrade(
+                "waiting",
+                f"calls wait to be counted for more than {oldest_us // 1_000_000} s: more come, "
+                "from callers who name no deadline, than the store and this process have time for; "
+                "add cores (--workers) or instances",
+            )
+        else:
+            self._health.recover("waiting")
 
     def look(self) -> None:
         """Notices the end of an overload; to be called about once a second."""

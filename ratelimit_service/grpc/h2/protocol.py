@@ -364,8 +364,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         # Visits in quick succession find nothing but fresh calls, also where there are too many.
         fresh = self.waited_us <= FRESH_US and not self.drawing.begun
         connection.haste = haste = None if fresh else self._calls.haste(self)
-        if haste is not None and refusing and haste.timeout_us is not None:
-            haste.refusing = True  # who gives no time waits for an answer, however late
+        if haste is not None and refusing:
+            haste.refusing = True
         in_bulk = self._in_bulk and not self.drawing.begun
         if not has_next:
             piece = b""  # the connection still has complete frames to handle

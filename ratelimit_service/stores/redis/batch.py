@@ -11,7 +11,7 @@ from typing import Protocol
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 
-__all__ = ["Background", "Batch", "Debt"]
+__all__ = ["Background", "Batch", "Debt", "Part"]
 
 
 class Batch(Protocol):
@@ -26,7 +26,14 @@ class Batch(Protocol):
 
     @property
     def deadline_us(self) -> int:
-        """The time by `elapsed_us` from which nobody waits for an answer."""
+        """The time by `elapsed_us` from which nobody waits for an answer.
+
+        With NEVER it is held while its server is away, as what is given back must be.
+        """
+
+    @property
+    def due_us(self) -> int:
+        """When it has waited for as long as a server may take, by `elapsed_us`, or NEVER."""
 
     @property
     def patience_us(self) -> int:
@@ -69,6 +76,7 @@ class Background:
     __slots__ = (
         "_told",
         "deadline_us",
+        "due_us",
         "finished",
         "indexes",
         "patience_us",
@@ -89,6 +97,7 @@ class Background:
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.deadline_us = deadline_us
+        self.due_us = NEVER
         self.patience_us = NEVER  # nobody asks who is to blame
         self.rank = 0
         self.finished = False
@@ -118,6 +127,7 @@ class Debt:
         "_missing",
         "_settled",
         "deadline_us",
+        "due_us",
         "expires_us",
         "finished",
         "indexes",
@@ -146,6 +156,7 @@ class Debt:
         self.expires_us = expires_us
         self.deadline_us = NEVER
         """Until when the server may count it, by `elapsed_us`. Whoever sends the debt sets it."""
+        self.due_us = NEVER
         self.patience_us = NEVER  # nobody asks who is to blame
         self.rank = 0
         self.indexes = range(len(requests))
@@ -177,3 +188,41 @@ class Debt:
         self._missing -= count
         if not self._missing:
             self._settled(self)
+
+
+class Part:
+    """Some requests of a batch that are sent once more."""
+
+    def __init__(self, batch: Batch, indexes: Sequence[int]) -> None:
+        self.batch: Batch = batch
+        self.indexes: Sequence[int] = indexes
+        self.requests = [batch.requests[index] for index in indexes]
+        self.deadline_us = batch.deadline_us
+        self.due_us = batch.due_us
+        self.patience_us = batch.patience_us
+        self.rank = batch.rank
+        self.sent = 0
+        self.wanted: Wanted = self._is_wanted
+
+    def _is_wanted(self, place: int) -> bool:
+        return self.batch.wanted(self.batch.indexes[place])
+
+    @property
+    def finished(self) -> bool:
+        """Whether nobody waits for any of it."""
+        return self.batch.finished
+
+    def dropped(self, indexes: Sequence[int]) -> None:
+        """Tells the batch."""
+        self.batch.dropped([self.indexes[index] for index in indexes])
+
+    def answered(
+        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+    ) -> None:
+        """Tells the batch."""
+        places = [self.indexes[index] for index in indexes]
+        self.batch.answered(places, found, at_us, within)
+
+    def failed(self, indexes: Sequence[int], reason: str) -> None:
+        """Tells the batch."""
+        self.batch.failed([self.indexes[index] for index in indexes], reason)

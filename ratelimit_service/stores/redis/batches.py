@@ -24,7 +24,7 @@ from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, RANKS, Outcomes
 from ratelimit_service.stores.damage import Damage
-from ratelimit_service.stores.redis.batch import Batch
+from ratelimit_service.stores.redis.batch import Batch, Part
 from ratelimit_service.stores.redis.connection import Answered, Command, RedisConnection, Reply
 from ratelimit_service.stores.redis.filling import Filling, ScriptCall, Slot
 from ratelimit_service.stores.redis.script import (
@@ -270,7 +270,10 @@ class Batches:
 
     def _filling(self, below: int) -> Filling:
         """Nothing yet, of ranks below that."""
-        return Filling(elapsed_us(), below, self.slot, self._server.not_after, self._numbers)
+        server = self._server
+        return Filling(
+            elapsed_us(), below, self.slot, server.not_after, self._numbers, server.timeout_us
+        )
 
     def _next_calls(self, below: int) -> tuple[list[ScriptCall], int]:
         """Takes from the queue what fits into one call.
@@ -297,7 +300,7 @@ class Batches:
         soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
         while True:
             firsts = [
-                (queue[0].deadline_us, rank)
+                (min(queue[0].deadline_us, queue[0].due_us), rank)
                 for rank, queue in enumerate(self._queues[: filling.below])
                 if queue
             ]
@@ -393,7 +396,7 @@ class Batches:
                 for batch, indexes in call.indexes:
                     if found.late:
                         took_us = self._server.took_us(connection.answered_left_us, at_us)
-                        _answer_one_by_one(batch, indexes, each, at_us, took_us)
+                        self._answer_one_by_one(batch, indexes, each, at_us, took_us)
                     else:
                         batch.answered(indexes, each, at_us, found.within)
             else:
@@ -484,20 +487,33 @@ class Batches:
                 # admit too much.
                 self._fail(batch, indexes, "unknown" if reply is None else "refused")
 
+    def _answer_one_by_one(
+        self,
+        batch: Batch,
+        indexes: Sequence[int],
+        found: Iterator[Outcomes],
+        at_us: int,
+        took_us: int,
+    ) -> None:
+        """Answers requests one by one: those that reached the server too late have no answer.
 
-def _answer_one_by_one(
-    batch: Batch, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, took_us: int
-) -> None:
-    """Answers requests one by one: those that reached the server too late have no answer.
-
-    By its own time the server took so long. If that is little, this process kept them too long.
-    """
-    for index in indexes:
-        outcomes = next(found)
-        if None in outcomes:
-            batch.failed([index], "timeout" if took_us >= batch.patience_us else "overloaded")
-        else:
-            batch.answered([index], iter([outcomes]), at_us, False)
+        By its own time the server took so long. If that is little, this process kept them too long.
+        Nothing was counted then. So for callers who still wait they are sent again.
+        """
+        waits = batch.deadline_us > elapsed_us() + self._reply_us and not batch.finished
+        again: list[int] = []
+        for index in indexes:
+            outcomes = next(found)
+            if None not in outcomes:
+                batch.answered([index], iter([outcomes]), at_us, False)
+            elif took_us >= batch.patience_us:
+                batch.failed([index], "timeout")
+            elif waits and outcomes.count(None) == len(outcomes):
+                again.append(index)
+            else:
+                batch.failed([index], "overloaded")
+        if again:
+            self._queues[batch.rank].appendleft(Part(batch, again))
 
 
 def _ignore(_: Reply) -> None: ...

@@ -49,6 +49,7 @@ class Charge:
         "cross_shard",
         "deadline_us",
         "done",
+        "due_us",
         "finished",
         "given_back",
         "missing",
@@ -72,8 +73,9 @@ class Charge:
         given_back: GivenBack,
         rank: int,
         patience_us: int,
+        due_us: int,
     ) -> None:
-        """`patience_us` is as in `Batch`."""
+        """`patience_us` and `due_us` are as in `Batch`."""
         self.requests = requests
         self.given_back = given_back
         self.rank = rank
@@ -81,6 +83,7 @@ class Charge:
         self.done = done
         self.wanted = wanted
         self.deadline_us = deadline_us
+        self.due_us = due_us
         self.stats = stats
         self.settled: list[Settled] = [_PENDING] * len(requests)
         self.outcomes: Outcomes = []
@@ -188,6 +191,13 @@ class Charge:
             self.settled = [judge(hits, [None] * len(hits)) for hits in self.requests]
             self.less(self.missing)
 
+    def left_us(self, read_us: int) -> int:
+        """How long until a server of this charge is late, if it does not answer.
+
+        All replies that had come by `read_us` have been read.
+        """
+        return min([batch.shard.left_us(read_us) for batch in self.batches], default=0)
+
     def expire(self, read_us: int) -> None:
         """Ends the charge: hits without an outcome get none any more.
 
@@ -255,6 +265,7 @@ class ShardBatch:
         "charge",
         "cross_shard",
         "deadline_us",
+        "due_us",
         "indexes",
         "patience_us",
         "places",
@@ -279,6 +290,7 @@ class ShardBatch:
         """As the charge has them; a batch keeps them for answers that come too late."""
         self.shard = shard
         self.deadline_us = charge.deadline_us
+        self.due_us = charge.due_us
         self.patience_us = charge.patience_us
         self.rank = charge.rank
         self.requests = requests

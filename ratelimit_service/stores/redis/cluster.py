@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from os import urandom
 
 from ratelimit_service.model import Hit
-from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores import always
 from ratelimit_service.stores.keys import SLOTS, slot_of, slot_of_tag
 from ratelimit_service.stores.redis.address import Address, Cluster
-from ratelimit_service.stores.redis.batch import Batch
+from ratelimit_service.stores.redis.batch import Batch, Part
 from ratelimit_service.stores.redis.charge import Home
 from ratelimit_service.stores.redis.connection import Reply
 from ratelimit_service.stores.redis.processes import Process
@@ -280,7 +280,7 @@ def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
     return found
 
 
-class Redirected:
+class Redirected(Part):
     """Some requests of a batch, on their way to another node.
 
     However often they are sent on, these know the batch itself: while a slot moves that can be
@@ -291,28 +291,6 @@ class Redirected:
         if isinstance(batch, Redirected):
             indexes = [batch.indexes[index] for index in indexes]
             batch = batch.batch
-        self.batch: Batch = batch
-        self.indexes: Sequence[int] = indexes
+        super().__init__(batch, indexes)
         self.hops = hops
-        self.requests = [batch.requests[index] for index in indexes]
-        self.deadline_us = batch.deadline_us
-        self.patience_us = batch.patience_us
-        self.rank = batch.rank
-        self.sent = 0
-        self.wanted: Wanted = always  # it was asked when the batch was first sent
-
-    @property
-    def finished(self) -> bool:
-        return self.batch.finished
-
-    def dropped(self, indexes: Sequence[int]) -> None:
-        self.batch.dropped([self.indexes[index] for index in indexes])
-
-    def answered(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
-    ) -> None:
-        places = [self.indexes[index] for index in indexes]
-        self.batch.answered(places, found, at_us, within)
-
-    def failed(self, indexes: Sequence[int], reason: str) -> None:
-        self.batch.failed([self.indexes[index] for index in indexes], reason)
+        self.wanted = always  # it was asked when the batch was first sent

@@ -118,6 +118,11 @@ class RedisConnection(asyncio.Protocol):
         self._heard_at = min(self._heard_at + seconds, now)
         self._replied_at = min(self._replied_at + seconds, now)
 
+    def held_up(self, us: int) -> None:
+        """Takes time for which this process did not run off what pending commands have waited."""
+        now = elapsed_us()
+        self._left = deque([min(left_us + us, now) for left_us in self._left])
+
     def send(self, commands: Sequence[Command], answered: Sequence[Answered]) -> None:
         """Sends commands in one write; each one's reply goes to its callback, in order.
 

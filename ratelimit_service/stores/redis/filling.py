@@ -40,6 +40,7 @@ class Filling:
         "_not_after",
         "_numbers",
         "_slot",
+        "_timeout_us",
         "below",
         "calls",
         "full",
@@ -55,11 +56,16 @@ class Filling:
         slot: Slot | None,
         not_after: Callable[[int], int],
         numbers: Iterator[int],
+        timeout_us: int,
     ) -> None:
-        """`not_after` makes a deadline one by the server's clock; `numbers` are those of calls."""
+        """`not_after` makes a deadline one by the server's clock; `numbers` are those of calls.
+
+        The server may take for `timeout_us`, for callers that wait longer than that.
+        """
         self._slot = slot
         self._not_after = not_after
         self._numbers = numbers
+        self._timeout_us = timeout_us
         self.now_us = now_us
         self.below = below
         """What is of a rank below this may be sent now."""
@@ -111,7 +117,10 @@ class Filling:
             call = self.calls[slot] = ScriptCall([], [], [], self.now_us, next(self._numbers))
         call.indexes.append((batch, indexes))
         call.requests.extend(requests)
-        call.sections.append((self._not_after(batch.deadline_us), requests))
+        deadline_us = batch.deadline_us
+        if deadline_us > batch.due_us:
+            deadline_us = min(deadline_us, self.now_us + self._timeout_us)
+        call.sections.append((self._not_after(deadline_us), requests))
 
 
 def _fitting(requests: Sequence[Sequence[Hit]], size: int) -> tuple[int, int]:

@@ -206,6 +206,15 @@ class Server:
         """
         return self._waited_us(read_us) >= patience_us
 
+    def held_up(self, us: int) -> None:
+        """Hears that this process did not run for so long, which is not the server's time."""
+        if self.connection is not None:
+            self.connection.held_up(us)
+
+    def left_us(self, read_us: int) -> int:
+        """How long until the server is late, if it does not answer; below 1 if it is."""
+        return self.timeout_us - self._waited_us(read_us)
+
     def _waited_us(self, read_us: int) -> int:
         since_us = self.connection.waiting_since_us if self.connection else None
         return 0 if since_us is None else read_us - since_us

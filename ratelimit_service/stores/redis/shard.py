@@ -203,6 +203,17 @@ class Shard:
         """
         return self._server.late(read_us, patience_us)
 
+    def held_up(self, us: int) -> None:
+        """Hears that this process did not run for so long, which is not the server's time."""
+        self._server.held_up(us)
+
+    def left_us(self, read_us: int) -> int:
+        """How long until the server is late, if it does not answer; below 1 if it is.
+
+        Everything that had come by `read_us` has been read.
+        """
+        return self._server.left_us(read_us)
+
     async def answers(self, reply: asyncio.Future[Reply], patience_us: int) -> bool:
         """Whether a reply comes before the server has kept it waiting for so long."""
         return await self._server.answers(reply, patience_us)

@@ -16,6 +16,7 @@ from typing import Final
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.errors import StoreError
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
+from ratelimit_service.eventloop.turns import TURN_US
 from ratelimit_service.model import SECOND_US, Hit, Limit, Unit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
@@ -39,6 +40,13 @@ from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
 
 __all__ = ["RedisStore"]
+
+_LONGEST_US: Final = 300_000_000
+"""The most that a caller may wait. Who names no deadline waits for a server that is well, and that
+answers or is late long before. This is for a fault of ours."""
+
+_LOOK_US: Final = 1_000
+"""The least time until it is looked again whether the server of a waiting charge is late."""
 
 _ASK_US: Final = 1_000_000
 _ASK_AGAIN_SECONDS: Final = 0.1
@@ -251,11 +259,12 @@ class RedisStore:
             done([])
             return
         now = elapsed_us()
-        if deadline_us < now + self._timeout_us:
+        due_us, patience_us = now + self._timeout_us, self._timeout_us
+        if deadline_us < due_us:
             # The caller waits for less than the server may take. Half of that is for the server.
             patience_us = (deadline_us - now + 1) // 2
-        else:
-            deadline_us, patience_us = now + self._timeout_us, self._timeout_us
+        # A charge has a deadline in any case: NEVER is for what is held while a server is away.
+        deadline_us = min(deadline_us, now + _LONGEST_US)
         charge = Charge(
             requests,
             done,
@@ -265,6 +274,7 @@ class RedisStore:
             self._given_back,
             rank,
             patience_us,
+            due_us,
         )
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
@@ -280,9 +290,10 @@ class RedisStore:
         while waiting and waiting[0][2].finished:
             heapq.heappop(waiting)
         self._number += 1
-        heapq.heappush(waiting, (deadline_us, self._number, charge))
-        if self._timer is None or deadline_us < self._rings_us:
-            self._wait_until(deadline_us, now)
+        look_us = min(deadline_us, due_us)
+        heapq.heappush(waiting, (look_us, self._number, charge))
+        if self._timer is None or look_us < self._rings_us:
+            self._wait_until(look_us, now)
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
         """How these counters stand, by what their servers say to peeks, and keep."""
@@ -321,11 +332,16 @@ class RedisStore:
     def _wait_until(self, deadline_us: int, now_us: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        wait = max(0, deadline_us - now_us) / 1_000_000
-        self._timer, self._rings_us = self._loop.call_later(wait, self._rung), deadline_us
+        self._rings_us = max(deadline_us, now_us)
+        wait = (self._rings_us - now_us) / 1_000_000
+        self._timer = self._loop.call_later(wait, self._rung)
 
     def _rung(self) -> None:
         self._timer = None
+        held_us = elapsed_us() - self._rings_us
+        if held_us > TURN_US:  # else the loop only had something else to do
+            for shard in self.shards:
+                shard.held_up(held_us)
         # As in `all_read`: after two more rounds everything that had come by now has been read.
         self._loop.call_soon(self._loop.call_soon, self._all_read, elapsed_us())
 
@@ -343,17 +359,34 @@ class RedisStore:
         self._expire(read_us)
 
     def _expire(self, read_us: int) -> None:
-        """Ends the charges whose time is over. All that had come by `read_us` has been read."""
-        waiting, now = self._waiting, elapsed_us()
+        """Ends the charges whose time is over. All that had come by `read_us` has been read.
+
+        Who waits longer than a server may take is looked at again, unless the server is late. Then
+        all who have waited for so long hear it at once.
+        """
+        waiting, now, is_late = self._waiting, elapsed_us(), False
         while waiting and (waiting[0][2].finished or waiting[0][0] <= now):
-            _, _, charge = heapq.heappop(waiting)
-            try:
-                charge.expire(read_us)
-            except Exception as error:
-                self._bugs.note("hits without an answer could not be decided", error)
-                charge.abandon()
+            _, number, charge = heapq.heappop(waiting)
+            left_us = 0 if charge.deadline_us <= now else charge.left_us(read_us)
+            if left_us > 0 and not charge.finished:
+                heapq.heappush(waiting, (now + max(left_us, _LOOK_US), number, charge))
+            else:
+                is_late = is_late or now < charge.deadline_us
+                self._end(charge, read_us)
+        if is_late:
+            for _, _, charge in list(waiting):
+                if charge.due_us <= now and charge.left_us(read_us) <= 0:
+                    self._end(charge, read_us)
         if waiting:
             self._wait_until(waiting[0][0], now)
+
+    def _end(self, charge: Charge, read_us: int) -> None:
+        """Ends a charge without an answer of its servers."""
+        try:
+            charge.expire(read_us)
+        except Exception as error:
+            self._bugs.note("hits without an answer could not be decided", error)
+            charge.abandon()
 
 
 async def _reply(shard: Shard, asked: asyncio.Future[Reply]) -> Reply:
