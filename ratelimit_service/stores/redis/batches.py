@@ -170,7 +170,13 @@ class Batches:
     @property
     def _fills_a_call(self) -> bool:
         """Whether as much waits as fits into a script call."""
-        return any(self._queues) and self._waiting(RANKS) >= self._full
+        missing = self._full
+        for queue in self._queues:
+            for batch in queue:
+                missing -= len(batch.requests) - batch.sent
+                if missing <= 0:  # thousands may wait
+                    return True
+        return False
 
     def charge(self, batch: Batch) -> None:
         """Queues a batch for the next script calls.
