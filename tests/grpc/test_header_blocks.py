@@ -216,7 +216,7 @@ def test_deadlines_that_differ_from_call_to_call(
         head = reader.read(encoded[-1])
 
         assert head.path == PATH.encode()
-        if not said_us:
+        if not said_us or int(said_us[0]) <= 2_000:  # nobody could answer so soon
             assert head.timeout_us is None
         elif timeouts[-1][1] in "nu":
             assert int(said_us[0]) * 15 <= 16 * (head.timeout_us or 0) <= 16 * said_us[0]
