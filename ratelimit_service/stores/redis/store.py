@@ -41,7 +41,7 @@ from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, T
 
 __all__ = ["RedisStore"]
 
-_LONGEST_US: Final = 300_000_000
+_LONGEST_US: Final = 10_000_000
 """The most that a caller may wait. Who names no deadline waits for a server that is well, and that
 answers or is late long before. This is for a fault of ours."""
 
