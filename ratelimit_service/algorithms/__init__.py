@@ -2,6 +2,7 @@
 
 from ratelimit_service.algorithms.registry import (
     ALGORITHMS,
+    CALLED_ELSEWHERE,
     DEFAULT,
     PARAMETERS,
     capacity_of,
@@ -14,6 +15,7 @@ from ratelimit_service.algorithms.settle import Changes, denying, settle
 
 __all__ = [
     "ALGORITHMS",
+    "CALLED_ELSEWHERE",
     "DEFAULT",
     "PARAMETERS",
     "Changes",

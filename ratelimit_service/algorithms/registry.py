@@ -21,6 +21,7 @@ from ratelimit_service.model import (
 
 __all__ = [
     "ALGORITHMS",
+    "CALLED_ELSEWHERE",
     "DEFAULT",
     "PARAMETERS",
     "capacity_of",
@@ -50,6 +51,12 @@ def _declared(name: str) -> Algorithm:
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {name: _declared(name) for name in NAMES}
 """Every algorithm by the name that rules, Lua files, metrics and docs use."""
+
+CALLED_ELSEWHERE: Final = {
+    "sliding_window_counter": "sliding_window",
+    "sliding_window_log": "sliding_log",
+}
+"""What books and other rate limiters call algorithms, with their names here."""
 
 DEFAULT: Final = ALGORITHMS["fixed_window"]
 """What counts where a rule names none."""

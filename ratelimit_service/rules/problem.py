@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ratelimit_service.algorithms import CALLED_ELSEWHERE
 from ratelimit_service.rules.paths import Source
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ _ELSEWHERE = {
     "rate": "requests_per_unit",
     "refill_rate": "requests_per_unit",
     "requests": "requests_per_unit",
-    "sliding_window_counter": "sliding_window",
-    "sliding_window_log": "sliding_log",
+    **CALLED_ELSEWHERE,
 }
 """Words of books and of other rate limiters, with what they are called here."""
 
