@@ -76,7 +76,8 @@ def test_whoever_declares_a_short_way_takes_it(
 ) -> None:
     """Who says that hits add up (`adds`), or that a state is two counts (`paired`), charges so.
 
-    Stores charge such counters by `passing`, and do not ask the algorithm.
+    Stores charge such counters by `passing`, and do not ask the algorithm. They do ask it for a
+    peek, which is over where a counter is at its top.
     """
     spec, now_us = CounterSpec(algorithm, most, WINDOW_US), NOW_US + since_us
     after = state
@@ -95,6 +96,6 @@ def test_whoever_declares_a_short_way_takes_it(
     else:
         return
 
-    if remaining >= 0:
+    if remaining >= 0 and (addend or remaining):
         charged = algorithm.charge(state, now_us, addend, spec, False, b"")
         assert charged == (True, after, remaining, reset_us, 0, addend, False)
