@@ -284,15 +284,13 @@ class Service:
         """Counts and logs a fault of ours; returns what its request is answered."""
         return self._faults.request(error)
 
-    def _settled(self, batch: _Batch, charged: Sequence[Settled]) -> None:
+    def _settled(
+        self, batch: _Batch, charged: Sequence[Settled], *, in_own_turn: bool = False
+    ) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
-        if len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
-            shared_turns().go_on(partial(self._answer, batch, charged))
-        else:
-            self._answer(batch, charged)
-
-    def _answer(self, batch: _Batch, charged: Sequence[Settled]) -> None:
-        """Answers a batch."""
+        if not in_own_turn and len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
+            shared_turns().go_on(partial(self._settled, batch, charged, in_own_turn=True))
+            return
         if batch.finished:
             if batch.failed:  # it was refused when the store failed
                 self._give_back(batch, charged, ())

@@ -214,8 +214,13 @@ def ignore(_: CodeType) -> None: ...
 
 @pytest.fixture(params=["memory", "large", "late", "hurried", "refused", "redis", "ring, denied"])
 async def client(
-    request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Client]:
+    # What nothing else ends ends after the longest wait, once for each function.
+    monkeypatch.setattr("ratelimit_service.stores.redis.store._LONGEST_US", 200_000)
     redis_server.flush()
     kind, stats = request.param.partition(",")[0], Stats()
     store: Store = Timed()
