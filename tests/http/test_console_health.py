@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.conftest import need
 
-PAGE = Path(__file__).parents[2] / "ratelimit_service" / "admin" / "console_page"
+PAGE = Path(__file__).parents[2] / "ratelimit_service" / "http" / "console_page"
 
 SCRIPT = """
 const found = new Map();
