@@ -15,6 +15,7 @@ import redis
 import ratelimit_service
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.stores.redis.address import parse_store
+from ratelimit_service.stores.redis.batch import Background
 from tests.servers.cluster import SLOTS
 from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.redis import RedisServer
@@ -30,16 +31,27 @@ def _is_whole(client: redis.Redis) -> bool:
     return b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
 
 
-@pytest.fixture
-def slots_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """One address that has all slots and enforces them, as managed Redis behind a proxy does."""
-    server = RedisServer(tmp_path, "--cluster-enabled", "yes")
+def _enforcing(path: Path) -> Iterator[RedisServer]:
+    path.mkdir(exist_ok=True)
+    server = RedisServer(path, "--cluster-enabled", "yes")
     server.start()
     with redis.Redis(port=server.port) as client:
         _take_all_slots(client)
         wait_until(partial(_is_whole, client), "the slots")
     yield server
     server.kill()
+
+
+@pytest.fixture
+def slots_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """One address that has all slots and enforces them, as managed Redis behind a proxy does."""
+    yield from _enforcing(tmp_path / "one")
+
+
+@pytest.fixture
+def other_slots_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """Another one."""
+    yield from _enforcing(tmp_path / "other")
 
 
 async def _remaining(fixture: Fixture, users: int) -> list[int | None]:
@@ -66,6 +78,54 @@ async def test_one_address_that_enforces_slots(slots_redis: RedisServer, query: 
     assert sorted(each for each in remaining if each is not None) == list(range(960, 1_000))
     assert not fixture.stats.store_errors.total()
     assert not fixture.health.faults
+    await fixture.store.close()
+
+
+async def test_a_ring_of_servers_that_enforce_slots(
+    slots_redis: RedisServer, other_slots_redis: RedisServer
+) -> None:
+    """In a ring each server may enforce slots too."""
+    members = f"localhost:{slots_redis.port},localhost:{other_slots_redis.port}"
+    fixture = Fixture(f"redis+ring://{members}")
+    await started(fixture.store)
+
+    remaining = await _remaining(fixture, 40)
+
+    assert sorted(each for each in remaining if each is not None) == list(range(960, 1_000))
+    assert not fixture.stats.store_errors.total()
+    await fixture.store.close()
+
+
+async def test_slots_are_learned_from_a_refusal(slots_redis: RedisServer) -> None:
+    """Where the server cannot be asked, the first refusal says so, and the connection stays."""
+    with redis.Redis(port=slots_redis.port) as client:
+        client.execute_command("ACL", "SETUSER", "limits", "on", ">secret", "~*", "+@all", "-eval")
+    fixture = Fixture(slots_redis.url.replace("redis://", "redis://limits:secret@"))
+    await started(fixture.store)
+    assert None in await _remaining(fixture, 40)
+
+    remaining = await _remaining(fixture, 40)
+
+    assert sorted(each for each in remaining if each is not None) == list(range(960, 1_000))
+    await fixture.store.close()
+
+
+async def test_what_no_slot_can_take_is_not_sent_for_ever(slots_redis: RedisServer) -> None:
+    """A give-back over several slots, of before the server enforced them, is told as lost."""
+    fixture = Fixture(slots_redis.url)
+    await started(fixture.store)
+    (shard,) = fixture.store.shards
+    told: list[object] = []
+
+    refunds = [hit(key=f"user {number}", window_us=YEAR)._replace(refund=True) for number in (1, 2)]
+    shard.charge(Background([refunds], told.append))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not told:
+            await asyncio.sleep(0.01)
+
+    assert told == [None]
+    assert fixture.stats.lost_give_backs["refused"] == 2
+    assert shard.available
     await fixture.store.close()
 
 

@@ -87,7 +87,7 @@ class Batches:
     ) -> None:
         """All keys in the server begin with `key_prefix`.
 
-        `slot` and `redirect` are given for a node of a cluster.
+        `slot` is given for a node of a cluster. `redirect` hears of the server's errors.
         """
         self._server = server
         self._stats = stats
@@ -468,6 +468,9 @@ class Batches:
     def _refused(self, connection: RedisConnection, call: ScriptCall, reply: Reply) -> None:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
+        again = error.startswith(_NOTHING_DONE)
+        if self.slot is not None and error.startswith("CROSSSLOT"):
+            again = False  # it was sent by slot, and would be refused as often as it is sent
         remaining = [
             (batch, indexes)
             for batch, indexes in call.indexes
@@ -485,7 +488,7 @@ class Batches:
             )  # the new connection asks again which server is the master
         for batch, indexes in remaining:
             whole = len(indexes) == len(batch.requests)
-            if batch.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
+            if batch.deadline_us == NEVER and whole and again:
                 batch.sent = 0
                 self.hold(batch)
             else:
@@ -525,12 +528,12 @@ class Batches:
 def _ignore(_: Reply) -> None: ...
 
 
-_TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN", "CROSSSLOT")
-"""Errors after which a new connection is made: to whoever is master now, with a new password.
-Each connection begins by asking whether the server enforces slots."""
+_TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN")
+"""Errors after which a new connection is made: to whoever is master now, with a new password."""
 
 _NOTHING_DONE: Final[tuple[str, ...]] = (
     *_TO_BE_LEFT,
+    "CROSSSLOT",
     "LOADING",
     "BUSY",
     "CLUSTERDOWN",

@@ -89,7 +89,7 @@ class Shard:
             address, timeout_us, health, component, process, contexts, self, clock
         )
         if router is None:
-            self._batches = Batches(self._server, stats, key_prefix)
+            self._batches = Batches(self._server, stats, key_prefix, redirect=self._refused)
         else:
             redirect = partial(router.redirected, self)
             self._batches = Batches(self._server, stats, key_prefix, router.slot, redirect)
@@ -234,13 +234,19 @@ class Shard:
             return
         keys = [f"{self._key_prefix}{{{number}}}slots" for number in range(2)]
         reply = await connection.call("EVAL", "return 1", len(keys), *keys)
-        if isinstance(reply, Exception) and str(reply).startswith("CROSSSLOT"):
+        if isinstance(reply, Exception):
+            self._refused(str(reply), None, ())
+
+    def _refused(self, error: str, _batch: Batch | None, _indexes: Sequence[int], /) -> bool:
+        """Learns from an error that the server enforces slots. It sends nothing elsewhere."""
+        if error.startswith("CROSSSLOT") and not self.by_slot:
             log.info(
                 "Redis at %s enforces cluster slots: counters of different slots are counted "
                 "apart, as in a cluster (?slots=yes in the store's URL says so from the start)",
                 self._server.name,
             )
             self._count_by_slot()
+        return False
 
     def _count_by_slot(self) -> None:
         self.by_slot = True

@@ -131,7 +131,8 @@ class RingOfShards:
         """The shard that owns the counter's partition."""
         if self._alone is not None and self._alone.by_slot:
             return self._by_slot(self._alone)[slot_of(hit[0])]
-        return self._homes[self._owners[partition_of(hit[0])]]
+        home = self._homes[self._owners[partition_of(hit[0])]]
+        return (home[0], slot_of(hit[0])) if home[0].by_slot else home
 
     def find_all(self, hits: Sequence[Hit]) -> list[Home]:
         """As `find`, for each of many hits."""
@@ -140,7 +141,13 @@ class RingOfShards:
             return [slots[slot_of(hit[0])] for hit in hits]
         homes, owners = self._homes, self._owners
         partitions = partitions_of([hit[0] for hit in hits])
-        return [homes[owners[partition]] for partition in partitions]
+        found = [homes[owners[partition]] for partition in partitions]
+        if self._alone is None and any(shard.by_slot for shard in self._shards.values()):
+            return [
+                (home[0], slot_of(hit[0])) if home[0].by_slot else home
+                for home, hit in zip(found, hits, strict=True)
+            ]
+        return found
 
     def _by_slot(self, shard: Shard) -> list[Home]:
         """A home for each slot, as in a cluster, all of them in one server."""
