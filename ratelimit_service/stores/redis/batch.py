@@ -191,9 +191,16 @@ class Debt:
 
 
 class Part:
-    """Some requests of a batch that are sent once more."""
+    """Some requests of a batch that are sent once more.
+
+    However often they are sent, these know the batch itself: a chain of hundreds would be too deep
+    to tell it anything.
+    """
 
     def __init__(self, batch: Batch, indexes: Sequence[int]) -> None:
+        if isinstance(batch, Part):
+            indexes = [batch.indexes[index] for index in indexes]
+            batch = batch.batch
         self.batch: Batch = batch
         self.indexes: Sequence[int] = indexes
         self.requests = [batch.requests[index] for index in indexes]

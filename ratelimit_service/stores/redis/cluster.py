@@ -288,9 +288,6 @@ class Redirected(Part):
     """
 
     def __init__(self, batch: Batch, indexes: Sequence[int], hops: int) -> None:
-        if isinstance(batch, Redirected):
-            indexes = [batch.indexes[index] for index in indexes]
-            batch = batch.batch
         super().__init__(batch, indexes)
         self.hops = hops
         self.wanted = always  # it was asked when the batch was first sent

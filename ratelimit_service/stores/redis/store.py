@@ -367,8 +367,10 @@ class RedisStore:
         waiting, now, is_late = self._waiting, elapsed_us(), False
         while waiting and (waiting[0][2].finished or waiting[0][0] <= now):
             _, number, charge = heapq.heappop(waiting)
+            if charge.finished:
+                continue
             left_us = 0 if charge.deadline_us <= now else charge.left_us(read_us)
-            if left_us > 0 and not charge.finished:
+            if left_us > 0:
                 heapq.heappush(waiting, (now + max(left_us, _LOOK_US), number, charge))
             else:
                 is_late = is_late or now < charge.deadline_us
