@@ -310,7 +310,7 @@ async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: Red
 
 
 async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -> None:
-    """Turns of the loop longer than the timeout make no server sick, however much waits."""
+    """Turns of the loop longer than the timeout make no server sick; all that waits is counted."""
     fixture = Fixture(own_redis.url, timeout_us=300_000)
     await started(fixture.store)
     client = redis.Redis.from_url(own_redis.url)
@@ -334,7 +334,8 @@ async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -
 
     assert fixture.stats.store_errors["circuit_open"] == 0
     assert fixture.stats.store_errors["timeout"] == 0
-    assert fixture.stats.store_errors["overloaded"] > 0
+    assert fixture.stats.store_errors["overloaded"] == 0
+    assert sum(outcomes.count([None]) for outcomes in answers) == 0
     assert fixture.health.faults == {}
     await fixture.until(lambda outcomes: outcomes != [None])
     await fixture.store.close()

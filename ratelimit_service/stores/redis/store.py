@@ -380,7 +380,7 @@ class RedisStore:
                 if charge.due_us <= now and charge.left_us(read_us) <= 0:
                     self._end(charge, read_us)
         if waiting:
-            self._wait_until(waiting[0][0], now)
+            self._wait_until(waiting[0][0], elapsed_us())
 
     def _end(self, charge: Charge, read_us: int) -> None:
         """Ends a charge without an answer of its servers."""
