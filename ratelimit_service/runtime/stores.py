@@ -75,7 +75,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         second_url=settings.second_store,
         key_prefix=settings.key_prefix,
     )
-    kept, board = OverridesInRedis(store), RedisBoard(store)
+    kept, board = OverridesInRedis(store, health), RedisBoard(store)
     queues = RedisQueues(store, settings.queue_length)
     look, states = store.look, store.shard_states
     opened = Opened(store, None, store.shard_of, look, store.forget, kept, board, queues, states)

@@ -38,14 +38,18 @@ class Processes:
 
     def __init__(self, url: str, clock: Time, stack: AsyncExitStack) -> None:
         self._url, self._clock, self._stack = url, clock, stack
+        self.health = Health()
+        """Of all of them."""
 
     async def store(self) -> RedisStore:
-        store = RedisStore(self._url, 5_000_000, Stats(), Health(), self._clock, key_prefix="rl:")
+        store = RedisStore(
+            self._url, 5_000_000, Stats(), self.health, self._clock, key_prefix="rl:"
+        )
         await started(store)
         self._stack.push_async_callback(store.close)
         return store
 
     async def start(self) -> Process:
-        process = Process(OverridesInRedis(await self.store()), self._clock)
+        process = Process(OverridesInRedis(await self.store(), self.health), self._clock)
         await process.overrides.refresh()
         return process

@@ -196,7 +196,7 @@ async def test_a_copy_without_end(clock: Time, monkeypatch: pytest.MonkeyPatch) 
     """A server that goes on telling overrides for ever is left, and not waited for."""
     monkeypatch.setattr(in_redis, "_MOST_LOOKS", 100)
     store = Endless("redis://127.0.0.1:1/0", 1_000, Stats(), Health(), clock)
-    process = Process(OverridesInRedis(store), clock)
+    process = Process(OverridesInRedis(store, Health()), clock)
 
     with pytest.raises(StoreError, match="does not come to an end with the overrides"):
         await process.overrides.refresh()
@@ -228,7 +228,7 @@ async def test_a_copy_that_nobody_of_ours_has_made(
 ) -> None:
     """More overrides than there may be, or a stamp that is none, are not taken over.
 
-    The log says once that there are too many.
+    Health says that there are too many, and what to do, until that is done; the log says it once.
     """
     redis_server.flush()
     client = redis.Redis.from_url(redis_server.url)
@@ -236,7 +236,8 @@ async def test_a_copy_that_nobody_of_ours_has_made(
         (b"rl:" + shared_key(*name)).decode() for name in (("overrides", "version"), ("overrides",))
     )
     async with AsyncExitStack() as stack:
-        process = await Processes(redis_server.url, clock, stack).start()
+        processes = Processes(redis_server.url, clock, stack)
+        process = await processes.start()
         client.set(stamp, "9" * 5_000)
         await process.overrides.refresh()
         client.hset(kept, mapping={f"{number}": "{}" for number in range(MAX_OVERRIDES + 1)})
@@ -248,6 +249,14 @@ async def test_a_copy_that_nobody_of_ours_has_made(
         assert process.known == []
         told = [each for each in caplog.messages if "more overrides than 10000" in each]
         assert len(told) == 1
+        assert processes.health.faults == {
+            "overrides": "Redis has more overrides than 10000, so none of them is read, and what "
+            f"was known stays in force: remove some from the hash {kept}"
+        }
+
+        client.hdel(kept, "0")
+        await process.overrides.refresh()
+        assert processes.health.faults == {}
 
 
 async def test_last_known_overrides_hold(

@@ -102,7 +102,7 @@ async def test_overrides_outlive_a_failover(
 ) -> None:
     """What one process has changed another one knows, before and after the master dies."""
     await until_counted(store)
-    one, other = (Process(OverridesInRedis(store), clock) for _ in range(2))
+    one, other = (Process(OverridesInRedis(store, Health()), clock) for _ in range(2))
     ban, limit = override(BAN), override(LIMIT, number=5)
     await one.overrides.change([ban], [], "first")
     await other.overrides.refresh()

@@ -24,6 +24,7 @@ from typing import Final
 from ratelimit_service.errors import OverrideError, StoreError
 from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
+from ratelimit_service.observability.health import Health
 from ratelimit_service.stores.keys import shared_key
 from ratelimit_service.stores.overrides import MOST_AUDITED, Audited
 from ratelimit_service.stores.redis.audit import audited
@@ -36,6 +37,9 @@ __all__ = ["OverridesInRedis"]
 log = logging.getLogger(__name__)
 
 _NAME: Final = "overrides"
+_COMPONENT: Final = "overrides"
+"""Their name in health."""
+
 _OVERRIDES: Final = shared_key(_NAME)
 _STAMP: Final = shared_key(_NAME, "version")
 _AUDIT: Final = shared_key(_NAME, "audit")
@@ -161,8 +165,9 @@ return 1
 class OverridesInRedis:
     """Keeps overrides for all processes that count in a store."""
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: RedisStore, health: Health) -> None:
         self._store = store
+        self._health = health
         self._turn = asyncio.Lock()
         self._stamp = 0
         """Of what was read last."""
@@ -170,8 +175,6 @@ class OverridesInRedis:
         """Whether nothing was changed while that was read."""
         self._read: dict[bytes, tuple[bytes, Override | None]] = {}
         """What was read last, by id, and what that says; None for what cannot be read."""
-        self._too_many_told = False
-        """Whether the log has said that there are too many, since they could be read."""
         self._told: int | None = None
         """The stamp of what was told last."""
 
@@ -245,6 +248,7 @@ class OverridesInRedis:
             if stamp < self._stamp and self._whole:
                 with suppress(StoreError):  # that server's health says so
                     await self._copy_to(name)
+        self._health.recover(_COMPONENT)
 
     async def _copy_to(self, name: str) -> None:
         """Replaces a shard's copy by what was read, at once and as a whole."""
@@ -314,20 +318,18 @@ class OverridesInRedis:
         if len(read) > MAX_OVERRIDES:
             raise self._too_many()
         self._whole = await self._stamp_at(name) == newest
-        self._stamp, self._read, self._too_many_told = newest, read, False
+        self._stamp, self._read = newest, read
         return True
 
     def _too_many(self) -> StoreError:
-        """Says so once in the log: the server itself is well, so its health does not."""
+        """Says so in health, because the server itself is well."""
         why = f"Redis has more overrides than {MAX_OVERRIDES}"
-        if not self._too_many_told:
-            self._too_many_told = True
-            log.error(
-                "%s, so none of them is read, and what was known stays in force: remove some from "
-                "the hash %s",
-                why,
-                printable(self._store.key(_OVERRIDES).decode("utf-8", "backslashreplace")),
-            )
+        key = printable(self._store.key(_OVERRIDES).decode("utf-8", "backslashreplace"))
+        self._health.degrade(
+            _COMPONENT,
+            f"{why}, so none of them is read, and what was known stays in force: remove some from "
+            f"the hash {key}",
+        )
         return StoreError(why)
 
     async def _read_all(self, name: str, stamp: int) -> None:
@@ -341,7 +343,6 @@ class OverridesInRedis:
         if lost:
             _tell_lost([self._read[each][1] for each in sorted(lost)])
         self._stamp, self._whole, self._read = before, stamp == before, found
-        self._too_many_told = False
 
     async def _found_at(self, name: str) -> dict[bytes, tuple[bytes, Override | None]]:
         """All of a copy, a few at a time; those that are as they were are not parsed again.
