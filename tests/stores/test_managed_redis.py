@@ -16,6 +16,7 @@ import ratelimit_service
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.stores.redis.address import parse_store
 from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.connection import crosses_slots, is_refused
 from tests.servers.cluster import SLOTS
 from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.redis import RedisServer
@@ -52,6 +53,13 @@ def slots_redis(tmp_path: Path) -> Iterator[RedisServer]:
 def other_slots_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """Another one."""
     yield from _enforcing(tmp_path / "other")
+
+
+def _url_with_rights(server: RedisServer, *rights: str) -> str:
+    """The server's URL for a user that may do all but what `rights` take away."""
+    with redis.Redis(port=server.port) as client:
+        client.execute_command("ACL", "SETUSER", "limits", "on", ">secret", "~*", "+@all", *rights)
+    return server.url.replace("redis://", "redis://limits:secret@")
 
 
 async def _remaining(fixture: Fixture, users: int) -> list[int | None]:
@@ -98,9 +106,7 @@ async def test_a_ring_of_servers_that_enforce_slots(
 
 async def test_slots_are_learned_from_a_refusal(slots_redis: RedisServer) -> None:
     """Where the server cannot be asked, the first refusal says so, and the connection stays."""
-    with redis.Redis(port=slots_redis.port) as client:
-        client.execute_command("ACL", "SETUSER", "limits", "on", ">secret", "~*", "+@all", "-eval")
-    fixture = Fixture(slots_redis.url.replace("redis://", "redis://limits:secret@"))
+    fixture = Fixture(_url_with_rights(slots_redis, "-eval"))
     await started(fixture.store)
     assert None in await _remaining(fixture, 40)
 
@@ -176,6 +182,7 @@ def test_slots_are_yes_or_nothing() -> None:
         pytest.param(["-script"], ["SCRIPT"], id="SCRIPT"),
         pytest.param(["-evalsha"], ["EVALSHA"], id="EVALSHA"),
         pytest.param(["-script", "-evalsha"], ["SCRIPT", "EVALSHA"], id="both"),
+        pytest.param(["-eval"], ["EVAL"], id="EVAL"),
         pytest.param(["-client", "-hello", "-info", "-config"], [], id="what nobody needs"),
     ],
 )
@@ -184,9 +191,7 @@ async def test_commands_that_are_refused(
 ) -> None:
     """What the rights of a user refuse is done without, and the log says so once."""
     caplog.set_level(logging.INFO)
-    with redis.Redis(port=own_redis.port) as client:
-        client.execute_command("ACL", "SETUSER", "limits", "on", ">secret", "~*", "+@all", *rights)
-    fixture = Fixture(own_redis.url.replace("redis://", "redis://limits:secret@"))
+    fixture = Fixture(_url_with_rights(own_redis, *rights))
     await started(fixture.store)
 
     remaining = [outcome.remaining for _ in range(5) for outcome in await fixture.hit() if outcome]
@@ -197,6 +202,59 @@ async def test_commands_that_are_refused(
     assert [any(f"refuses {word} " in line for line in said) for word in told] == [True] * len(told)
     assert len(said) == len(told)
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("server", ["own_redis", "slots_redis"])
+async def test_many_calls_at_once_where_evalsha_is_refused(
+    request: pytest.FixtureRequest, server: str
+) -> None:
+    """All calls that are under way when EVALSHA is first refused are sent again, not the first."""
+    fixture = Fixture(_url_with_rights(request.getfixturevalue(server), "-evalsha"))
+    await started(fixture.store)
+
+    pairs = [
+        [hit(limit=1_000, key=key, window_us=YEAR) for key in ("all", f"user {number}")]
+        for number in range(300)
+    ]
+    found = await asyncio.gather(*[charged(fixture.store, [pair]) for pair in pairs])
+
+    await fixture.store.close()
+    remaining = [outcome and outcome.remaining for ((outcome, _),) in found]
+    assert sorted(each for each in remaining if each is not None) == list(range(700, 1_000))
+    assert not fixture.stats.store_errors.total()
+
+
+@pytest.mark.parametrize(
+    ("error", "crosses"),
+    [
+        ("CROSSSLOT Keys in request don't hash to the same slot", True),
+        ("ERR CROSSSLOT Keys in request don't hash to the same slot (command='evalsha')", True),
+        ("ERR 'EVAL' command keys must in same slot", True),
+        ("MOVED 3999 127.0.0.1:6381", False),
+        ("NOSCRIPT No matching script. Please use EVAL.", False),
+    ],
+)
+def test_how_servers_and_proxies_refuse_keys_of_several_slots(error: str, crosses: bool) -> None:
+    """Redis' words and those of proxies are known; no other error is taken for them."""
+    assert crosses_slots(error) == crosses
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        ("NOPERM this user has no permissions to run the 'script|load' command", True),
+        ("ERR unknown command 'SCRIPT', with args beginning with: 'LOAD'", True),
+        ("unsupported command 'script'", True),
+        ("ERR handle request, command 'SCRIPT' is not allowed", True),
+        ("ERR command is disabled", True),
+        ("OOM command not allowed when used memory > 'maxmemory'.", False),
+        ("LOADING Redis is loading the dataset in memory", False),
+        ("BUSY Redis is busy running a script.", False),
+    ],
+)
+def test_how_servers_and_proxies_refuse_a_command_for_good(error: str, refused: bool) -> None:
+    """What a server or proxy never does is done without; what it may do later is tried again."""
+    assert is_refused(Exception(error)) == refused
 
 
 ONLY_LUA_5_1 = re.compile(

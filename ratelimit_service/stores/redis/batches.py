@@ -25,7 +25,13 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, RANKS, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.batch import Batch, Part
-from ratelimit_service.stores.redis.connection import Answered, Command, RedisConnection, Reply
+from ratelimit_service.stores.redis.connection import (
+    Answered,
+    Command,
+    RedisConnection,
+    Reply,
+    crosses_slots,
+)
 from ratelimit_service.stores.redis.filling import Filling, ScriptCall, Slot
 from ratelimit_service.stores.redis.script import (
     SCRIPT,
@@ -360,7 +366,9 @@ class Batches:
                     replied.append(_ignore)
                 words = arguments(call.sections, now, judge=judge, prefix=self._key_prefix)
                 commands.append([*script, *words, call.number])
-                replied.append(partial(self._replied, connection, call, under_way, asking))
+                replied.append(
+                    partial(self._replied, connection, call, under_way, script[0], asking)
+                )
             connection.send(commands, replied)
             self._sent_us = calls[0].sent_us
         except Exception as error:
@@ -375,10 +383,16 @@ class Batches:
         connection: RedisConnection,
         call: ScriptCall,
         under_way: list[int],
+        sent_by: str,
         asking: bool,
         reply: Reply,
     ) -> None:
-        if isinstance(reply, hiredis.ReplyError) and self._wants_text(connection, reply):
+        """Takes the reply to a call that was sent by EVALSHA or EVAL."""
+        if (
+            isinstance(reply, hiredis.ReplyError)
+            and sent_by == "EVALSHA"
+            and self._wants_text(connection, reply)
+        ):
             self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
         now_us = elapsed_us()
@@ -416,7 +430,7 @@ class Batches:
             self._send()
 
     def _wants_text(self, connection: RedisConnection, error: hiredis.ReplyError) -> bool:
-        """Whether a script call is to be sent again, with the script itself instead of its name.
+        """Whether a call by EVALSHA is to be sent again, with the script instead of its name.
 
         Redis may have lost its scripts (SCRIPT FLUSH, a restart); EVAL brings this one back. Or a
         proxy, or the user's rights, refuse EVALSHA: then all later calls have the script as well.
@@ -424,14 +438,15 @@ class Batches:
         text = str(error)
         if text.startswith("NOSCRIPT"):
             return True
-        if self._script[0] != "EVALSHA" or "evalsha" not in text.lower():
+        if "evalsha" not in text.lower():
             return False
-        self._script = ("EVAL", SCRIPT)
-        log.warning(
-            "Redis at %s refuses EVALSHA (%s): each call brings the script along, some 20 KB",
-            self._server.name,
-            connection.shown(error),
-        )
+        if self._script[0] == "EVALSHA":  # else another call that was under way has said it
+            self._script = ("EVAL", SCRIPT)
+            log.warning(
+                "Redis at %s refuses EVALSHA (%s): each call brings the script along, some 45 KB",
+                self._server.name,
+                connection.shown(error),
+            )
         return True
 
     def _compare_paces(self, connection: RedisConnection) -> None:
@@ -468,8 +483,8 @@ class Batches:
     def _refused(self, connection: RedisConnection, call: ScriptCall, reply: Reply) -> None:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
-        again = error.startswith(_NOTHING_DONE)
-        if self.slot is not None and error.startswith("CROSSSLOT"):
+        again = error.startswith(_NOTHING_DONE) or crosses_slots(error)
+        if self.slot is not None and crosses_slots(error):
             again = False  # it was sent by slot, and would be refused as often as it is sent
         remaining = [
             (batch, indexes)
@@ -533,7 +548,6 @@ _TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN")
 
 _NOTHING_DONE: Final[tuple[str, ...]] = (
     *_TO_BE_LEFT,
-    "CROSSSLOT",
     "LOADING",
     "BUSY",
     "CLUSTERDOWN",

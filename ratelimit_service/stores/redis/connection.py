@@ -34,6 +34,7 @@ __all__ = [
     "RedisConnection",
     "Reply",
     "all_read",
+    "crosses_slots",
     "expect",
     "is_refused",
     "open_connection",
@@ -352,7 +353,21 @@ async def _connected(address: Address, tls: ssl.SSLContext | None) -> RedisConne
 def is_refused(error: Exception) -> bool:
     """Whether a proxy does not have a command, or our user may not use it."""
     text = str(error)
-    return text.startswith("NOPERM") or "unknown" in text or "not supported" in text
+    if text.startswith("OOM"):  # it says "not allowed", and means for now
+        return False
+    return text.startswith("NOPERM") or any(word in text for word in _NEVER)
+
+
+_NEVER: Final = ("unknown", "unsupported", "not supported", "not allowed", "disabled")
+"""How servers and proxies say that they do not have a command."""
+
+
+def crosses_slots(error: str) -> bool:
+    """Whether a command was refused, before it did anything, for keys in several slots.
+
+    Redis says CROSSSLOT; some proxies say that keys must be in the same slot.
+    """
+    return "CROSSSLOT" in error or "same slot" in error
 
 
 def expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:

@@ -344,16 +344,16 @@ class Server:
         """
         # Nothing else is sent meanwhile: to a client without a password Redis replies, and resets.
         loaded = await connection.call("SCRIPT", "LOAD", SCRIPT)
-        if not self._does_without(connection, "SCRIPT", loaded, "the first call brings the script"):
+        if not self.does_without(connection, "SCRIPT", loaded, "the first call brings the script"):
             expect(loaded, ("SCRIPT",), address, connection)
         self._ahead_us = None  # this may be another server than before
         sent_us = elapsed_us()
         told = await connection.call("TIME")
-        if not self._does_without(connection, "TIME", told, "the first reply tells the time"):
+        if not self.does_without(connection, "TIME", told, "the first reply tells the time"):
             self._learn_time(told, sent_us)
         await self._user.greet(connection)
 
-    def _does_without(
+    def does_without(
         self, connection: RedisConnection, command: str, reply: Reply, instead: str
     ) -> bool:
         """Whether the command is refused for good. Then the log says once what is `instead`."""

@@ -23,7 +23,12 @@ from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.batches import Batches
-from ratelimit_service.stores.redis.connection import Argument, RedisConnection, Reply
+from ratelimit_service.stores.redis.connection import (
+    Argument,
+    RedisConnection,
+    Reply,
+    crosses_slots,
+)
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.debts import Debts
 from ratelimit_service.stores.redis.processes import PROCESSES, Process
@@ -234,12 +239,13 @@ class Shard:
             return
         keys = [f"{self._key_prefix}{{{number}}}slots" for number in range(2)]
         reply = await connection.call("EVAL", "return 1", len(keys), *keys)
-        if isinstance(reply, Exception):
+        instead = "hits are counted, but it is needed for overrides, and to hear of other processes"
+        if not self._server.does_without(connection, "EVAL", reply, instead):
             self._refused(str(reply), None, ())
 
     def _refused(self, error: str, _batch: Batch | None, _indexes: Sequence[int], /) -> bool:
         """Learns from an error that the server enforces slots. It sends nothing elsewhere."""
-        if error.startswith("CROSSSLOT") and not self.by_slot:
+        if not self.by_slot and crosses_slots(error):
             log.info(
                 "Redis at %s enforces cluster slots: counters of different slots are counted "
                 "apart, as in a cluster (?slots=yes in the store's URL says so from the start)",
