@@ -16,7 +16,6 @@ import yaml
 
 from ratelimit_service.model import MAX_ADDEND
 from ratelimit_service.rules import scalars
-from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import (
     MAX_TEXT,
@@ -444,6 +443,10 @@ class Fields:
         self._reader.report(key, self.path, "unknown_key", message)
         return True
 
+    def _has_empty(self, name: str) -> bool:
+        """Whether a key stands here with nothing behind it."""
+        return name in self and not self.given(name)
+
     def _report_key(self, key: yaml.Node, allowed: Collection[str]) -> None:
         """Reports a key that may not stand here, or not once more."""
         name = scalars.raw(key)
@@ -458,7 +461,7 @@ class Fields:
                 message = f"{name} does nothing here: it stands {place}"
             if name in {"rate_limit", "rate_limits"}:
                 message += ": indent it as far as the key of its descriptor"
-            elif name in LIMIT_KEYS and "rate_limit" in self and not self.given("rate_limit"):
+            elif place.endswith("rate_limit") and self._has_empty("rate_limit"):
                 message += ": indent it further than the rate_limit above it"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:
