@@ -99,10 +99,6 @@ class ClusterOfNodes:
         self._homes[slot] = target, slot
         return None
 
-    def slot(self, hits: Sequence[Hit]) -> int:
-        """The slot that all of a request's counters are in."""
-        return slot_of(hits[0].key)
-
     async def start(self) -> None:
         """Tries the given nodes once, asks one of them for the slots, and follows their changes."""
         await asyncio.gather(*(node.start() for node in list(self._nodes.values())))

@@ -42,9 +42,6 @@ log = logging.getLogger(__name__)
 class ClusterRouter(Protocol):
     """What a node of a cluster asks of the cluster."""
 
-    def slot(self, hits: Sequence[Hit]) -> int:
-        """The slot of a request: a script call settles requests of one slot only."""
-
     def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
         """Sends requests of a batch elsewhere, if the node's error says that they belong there."""
 
@@ -97,7 +94,7 @@ class Shard:
             self._batches = Batches(self._server, stats, key_prefix, redirect=self._refused)
         else:
             redirect = partial(router.redirected, self)
-            self._batches = Batches(self._server, stats, key_prefix, router.slot, redirect)
+            self._batches = Batches(self._server, stats, key_prefix, _slot_of_first, redirect)
         self._debts = Debts(self, str(address), stats)
         self.by_slot = router is not None
         """Whether the server lets a script call touch the keys of one slot only."""

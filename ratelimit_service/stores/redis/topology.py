@@ -13,7 +13,7 @@ from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores.keys import SLOTS, partition_of, partitions_of, slot_of
+from ratelimit_service.stores.keys import partition_of, partitions_of, slot_of
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
 from ratelimit_service.stores.redis.charge import Home
 from ratelimit_service.stores.redis.contexts import Contexts
@@ -115,9 +115,6 @@ class RingOfShards:
             for member in ring.members
         }
         self._homes = [(shard, 0) for shard in self._shards.values()]
-        self._alone = next(iter(self._shards.values())) if alone else None
-        self._slots: list[Home] = []
-        """The home of each slot, if the only server enforces slots."""
         numbers = {name: number for number, name in enumerate(self._shards)}
         # An array is small enough for the processor's cache; keys look it up at random.
         self._owners = array("H", (numbers[name] for name in owners(weights)))
@@ -129,31 +126,20 @@ class RingOfShards:
 
     def find(self, hit: Hit) -> Home:
         """The shard that owns the counter's partition."""
-        if self._alone is not None and self._alone.by_slot:
-            return self._by_slot(self._alone)[slot_of(hit[0])]
         home = self._homes[self._owners[partition_of(hit[0])]]
         return (home[0], slot_of(hit[0])) if home[0].by_slot else home
 
     def find_all(self, hits: Sequence[Hit]) -> list[Home]:
         """As `find`, for each of many hits."""
-        if self._alone is not None and self._alone.by_slot:
-            slots = self._by_slot(self._alone)
-            return [slots[slot_of(hit[0])] for hit in hits]
         homes, owners = self._homes, self._owners
         partitions = partitions_of([hit[0] for hit in hits])
         found = [homes[owners[partition]] for partition in partitions]
-        if self._alone is None and any(shard.by_slot for shard in self._shards.values()):
+        if any(shard.by_slot for shard in self._shards.values()):
             return [
                 (home[0], slot_of(hit[0])) if home[0].by_slot else home
                 for home, hit in zip(found, hits, strict=True)
             ]
         return found
-
-    def _by_slot(self, shard: Shard) -> list[Home]:
-        """A home for each slot, as in a cluster, all of them in one server."""
-        if not self._slots:
-            self._slots = [(shard, slot) for slot in range(SLOTS)]
-        return self._slots
 
     def follow(self, _shard: Shard, _error: str, /) -> Shard | None:
         """Does nothing: the ring is as it is."""
