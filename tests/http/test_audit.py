@@ -84,6 +84,19 @@ async def test_many_changes_are_told_in_parts(
     assert [each["number"] for each in few["audit"]] == [-1, -1]  # one of three is no JSON
 
 
+async def test_lines_of_strangers_are_left_out(operator: Operator) -> None:
+    """What is no object, or is nested too deep to be read or written, is not told."""
+    kept = operator.admin.overrides.kept
+    deep = ['{"a": ' * depth + "1" + "}" * depth for depth in (900, 990, 5_000)]
+    for line in ("5", "[1]", "null", "nonsense", *deep, '{"number": 1}'):
+        await kept.change([], [], line)
+
+    found: Any = await operator.admin.told("/audit?most=20")
+
+    assert [each for each in found["audit"] if "number" in each] == [{"number": 1}]
+    assert all(isinstance(each, dict) for each in found["audit"])
+
+
 async def test_an_audit_log_that_cannot_be_written(
     start_site: StartSite, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

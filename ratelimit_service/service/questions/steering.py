@@ -62,6 +62,12 @@ _MOST_AUDITED: Final = 1_000
 _AUDITED_AT_ONCE: Final = 50
 _MOST_LOOKED_AT: Final = 1_000
 _MOST_NAMED: Final = 5
+_MOST_COMPARED: Final = 50
+"""Domains of which one may have been meant: to compare so many takes two milliseconds."""
+
+_OTHER_LENGTH: Final = 2
+"""By how many characters a domain that was meant may be longer or shorter."""
+
 _MOST_REORDERED: Final = 4
 """Entries of which every order is tried: 24 then."""
 
@@ -185,7 +191,9 @@ def _meant(deciding: Deciding, override: Override) -> str:
     """Which domain or which order of keys was meant, if one like it is there; else nothing."""
     domains = deciding.snapshot().domains
     if override.domain not in domains:
-        near = nearest(override.domain, domains)
+        size = len(override.domain)
+        like = (each for each in domains if abs(len(each) - size) <= _OTHER_LENGTH)
+        near = nearest(override.domain, list(islice(like, _MOST_COMPARED)))
         return f"; did you mean the domain {near!r}?" if near else ""
     if not override.exact or len(override.entries) > _MOST_REORDERED:
         return ""
@@ -349,9 +357,12 @@ async def _audited(deciding: Deciding, about: About) -> object:
     lines, cursor = await deciding.overrides.kept.audited(min(most, _AUDITED_AT_ONCE), after)
     for line in lines:
         try:
-            found.append(json.loads(line))
+            told = json.loads(line)
+            json.dumps(told)  # what can be read need not be shallow enough to be written
         except (ValueError, RecursionError):  # a stranger's line
             continue
+        if isinstance(told, dict):
+            found.append(told)
     return {"audit": found, "looked_at": len(lines), "place": cursor}
 
 
