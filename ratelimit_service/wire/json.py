@@ -98,7 +98,12 @@ def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, J
         raise BadRequestError(error.reason, f"{where}{error}", error.code) from error
     except UnicodeError as error:
         raise BadRequestError("json", f"{_NONE} {where}it has text that is no UTF-8") from error
-    except (ParseError, ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
+        said = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        raise BadRequestError("json", f"{_NONE} {where}it is no JSON: {said}") from error
+    except RecursionError as error:
+        raise BadRequestError("json", f"{_NONE} {where}it is nested too deep") from error
+    except (ParseError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BadRequestError("json", f"{_NONE} {where}{reason}") from error
     return JsonRequests(requests, True)

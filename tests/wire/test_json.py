@@ -50,6 +50,11 @@ def test_json_decision() -> None:
         (b'{"descriptors": [{"entries": [{"key": 5}]}]}', "the key of an entry must be a text"),
         (b'[{"descriptors": [{"entries": [{"k": ""}]}]}]', "[0]: an entry has key and value, and"),
         (b"[" * 100_000, "the body is no RateLimitRequest in JSON"),
+        (b'{"domain": ', "it is no JSON: Expecting value at line 1, column 12"),
+        (b'{\n "domain" "x"}', "it is no JSON: Expecting ':' delimiter at line 2, column 11"),
+        (b'{"x": ' * 2_000 + b"1" + b"}" * 2_000, "lie in each other at line 1, column "),
+        (b"[" * 999 + b"]" * 999, "it is nested too deep"),
+        (b'{"x":' * 499 + b"1" + b"}" * 499, "it is nested too deep"),
     ],
 )
 def test_json_that_is_no_request(text: bytes, message: str) -> None:
