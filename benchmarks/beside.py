@@ -133,7 +133,7 @@ class Beside:
         rules = directory / "rules.yaml"
         rules.write_text(RULES.read_text().replace("200000000", str(row.limit)))
         self.process = process = Process(row.shape, rules)
-        process.connection.peer = "10.1.2.3"
+        process.connection.callers.peer = "10.1.2.3"
         stats, health = Stats(), Health()
         loaded = Rules(rules, stats=stats, health=health)
         loaded.load()
@@ -201,14 +201,14 @@ class Beside:
 
     def _read(self, data: bytes) -> None:
         connection, service = self.process.connection, self.service
-        connection.wants_origins = service.telling.wants_origins
-        for event in connection.receive(data):
+        connection.callers.wanted = service.telling.wants_origins
+        for event in connection.receive(data).events:
             assert isinstance(event, Calls)
 
             def answered(answers: list[Answer], stream_ids: list[int] = event.stream_ids) -> None:
                 for stream_id, answer in zip(stream_ids, answers, strict=True):
                     assert isinstance(answer, bytes)
-                    connection.answer(stream_id, answer)
+                    connection.sender.answer(stream_id, answer)
 
             service.submit(event.messages, answered, origins=event.origins)
         connection.take_output()

@@ -102,10 +102,10 @@ class Client:
         self.untimed(PREFACE + frames.settings({}) + frames.frame(FrameType.SETTINGS, ACK, 0, b""))
         if not tables:
             self.untimed(call(1))
-            self.connection.answer(1, b"")
+            self.connection.sender.answer(1, b"")
             acknowledged = frames.frame(FrameType.SETTINGS, ACK, 0, b"")
             self.untimed(acknowledged + call(3, b"\x20" + CALL))
-            self.connection.answer(3, b"")
+            self.connection.sender.answer(3, b"")
 
     def untimed(self, data: bytes) -> None:
         """What comes before what is measured."""
@@ -191,7 +191,7 @@ def shut() -> Client:
     client.untimed(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
     for stream_id in STREAMS:
         client.untimed(call(stream_id))
-        client.connection.answer(stream_id, b"x" * 100)
+        client.connection.sender.answer(stream_id, b"x" * 100)
     client.connection.tick()
     return client
 

@@ -46,7 +46,7 @@ from benchmarks.stepped_loop import Loop, Socket
 from benchmarks.stepped_redis import NODES
 from ratelimit_service.eventloop import turns
 from ratelimit_service.eventloop.turns import shared_turns
-from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2.overload import Overload
 from ratelimit_service.grpc.h2.protocol import Http2Protocol

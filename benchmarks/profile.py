@@ -102,16 +102,16 @@ class Process:
         marks.clear()
         connection = self.connection
         started = time.perf_counter()
-        for event in connection.receive(data):
+        for event in connection.receive(data).events:
             assert isinstance(event, Calls)
             marks.append(time.perf_counter())
 
             def answered(answers: list[Answer], stream_ids: list[int] = event.stream_ids) -> None:
                 marks.append(time.perf_counter())
-                done = connection.answer_whole(stream_ids, answers)
+                done = connection.sender.answer_whole(stream_ids, answers)
                 for stream_id, answer in zip(stream_ids[done:], answers[done:], strict=True):
                     assert isinstance(answer, bytes)
-                    connection.answer(stream_id, answer)
+                    connection.sender.answer(stream_id, answer)
 
             self.service.submit(event.messages, answered)
         connection.take_output()

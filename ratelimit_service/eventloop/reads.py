@@ -31,17 +31,14 @@ class Reads:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._whole = memoryview(bytearray(ROOM_BYTES))
-        self.room = self._whole
-        """What the next read goes into; `take` must follow before any other read."""
+        self.whole = memoryview(bytearray(ROOM_BYTES))
+        """What reads go into, one after the other."""
+        self.room = self.whole
+        """The part of it that the next read may fill."""
         self.scarce = False
         """Whether this round has read as much as it may."""
         self._read = 0
         """How much it has."""
-
-    def take(self, size: int) -> bytes:
-        """Returns what has been read into the room."""
-        return bytes(self._whole[:size])
 
     def charge(self, size: int) -> None:
         """Counts bytes that were read in this round, and wait; not what was handled at once.
@@ -54,11 +51,11 @@ class Reads:
             self._loop.call_soon(self._next_round)
         self._read += size
         if self._read >= ROUND_BYTES and not self.scarce:
-            self.scarce, self.room = True, self._whole[:LITTLE_BYTES]
+            self.scarce, self.room = True, self.whole[:LITTLE_BYTES]
 
     def is_much(self, waiting: int) -> bool:
         """Whether no more of a connection should be read while so many of its bytes wait."""
         return self.scarce and waiting >= LITTLE_BYTES
 
     def _next_round(self) -> None:
-        self._read, self.scarce, self.room = 0, False, self._whole
+        self._read, self.scarce, self.room = 0, False, self.whole

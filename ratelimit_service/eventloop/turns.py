@@ -95,8 +95,11 @@ class Waiting(Protocol):
     brought_calls: bool
     """Whether there were calls in what it has handled last."""
 
-    def handle_piece(self, now_us: int) -> bool:
-        """Handles a piece, at a time by `elapsed_us`; returns whether there is more."""
+    def handle_piece(self, now_us: int, *, at_once: bool = False) -> bool:
+        """Handles a piece, at a time by `elapsed_us`; returns whether there is more.
+
+        With `at_once` nobody else is handled in this turn, so nothing is to be left for its end.
+        """
 
     def end_turn(self) -> None:
         """Writes what is to be said after the pieces of this turn."""
@@ -134,7 +137,8 @@ class Turns:
         self._least_us = 0
         """How much time the last handled connection had used before. It never falls, and new
         connections start from it: whoever was handled alone until now is not behind them."""
-        self._scheduled = False
+        self.scheduled = False
+        """Whether the loop has been asked for a turn."""
         self._ended_us = 0
         """When something was last handled, or turns began, by `elapsed_us`."""
         self._before_us = 0
@@ -172,7 +176,7 @@ class Turns:
         Between two turns the loop does not wait. So what it reads may have come at any time since
         its last round, which began when the turn before the last had ended.
         """
-        return (now_us + self._before_us) // 2 if self._scheduled and self._before_us else now_us
+        return (now_us + self._before_us) // 2 if self.scheduled and self._before_us else now_us
 
     @property
     def busy(self) -> bool:
@@ -192,7 +196,7 @@ class Turns:
 
     def _set_alarm(self) -> None:
         """Sees to it that there is a turn when the first rest ends."""
-        if self._scheduled:
+        if self.scheduled:
             return
         first_us = self._resting[0][0]
         if self._alarm is not None:
@@ -307,8 +311,8 @@ class Turns:
 
     def _schedule(self, now_us: int = 0) -> None:
         """Asks for a turn. `now_us` is the time, from whoever has just looked."""
-        if not self._scheduled:
-            self._scheduled = True
+        if not self.scheduled:
+            self.scheduled = True
             # The loop has waited until now, so what it reads in this round has just come.
             self._before_us, self._ended_us = 0, now_us or elapsed_us()
             self._ask()
@@ -325,24 +329,32 @@ class Turns:
         waiting.used_us = max(waiting.used_us, self._least_us)
         if not (self._others or self._asking_little or self._steps or self._begun):
             self._least_us = waiting.used_us
-            rested = self._rested(now_us)
-            if rested and not waiting.dear and not self._handled_at_once(waiting, now_us):
+            if not waiting.dear and self._rested(now_us) and not self._handled(waiting, now_us):
                 return
         self._push(waiting)
-        if not self._scheduled:
+        if not self.scheduled:
             self._schedule(now_us)
 
-    def _handled_at_once(self, waiting: Waiting, now_us: int) -> bool:
-        """Handles a piece; returns whether there is more."""
-        more = False
+    def _handled(self, waiting: Waiting, now_us: int) -> bool:
+        """Handles a piece at once; returns whether there is more."""
+        more, outermost = False, self._before_write is None
+        if outermost:
+            self._before_write = deque()
         try:
-            more = waiting.handle_piece(now_us)
+            more = waiting.handle_piece(now_us, at_once=True)
+            waiting.end_turn()
         except Exception as error:
             waiting.fail(error)
-        _count_little(waiting, self._later_calls + self._step_calls)
-        self._finish_turn([waiting], elapsed_us() if self._later_calls else now_us)
+        if outermost:
+            if self._before_write:
+                self._end_turn(self._before_write)
+            self._before_write = None
         self._ended_us = elapsed_us()
         took_us = self._ended_us - now_us
+        if waiting.brought_calls and took_us <= _LITTLE_US and not waiting.late:
+            waiting.little_pieces += 1
+        else:
+            waiting.little_pieces = 0
         waiting.used_us += min(took_us, _MOST_USED_US)
         self._lately_us += took_us
         return more
@@ -376,8 +388,8 @@ class Turns:
             # What comes in this round of the loop is not handled at once.
             if self._lately_us < _MOST_LATELY_US:
                 self._lately_us += self._ended_us - started
-            self._scheduled = self._may_step or bool(self._others or self._asking_little)
-            if self._scheduled:
+            self.scheduled = self._may_step or bool(self._others or self._asking_little)
+            if self.scheduled:
                 self._ask()
             elif self._resting:
                 self._set_alarm()

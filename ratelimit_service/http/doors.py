@@ -132,7 +132,7 @@ class Doors:
             self._waiting = True
             self._turns.add(self, elapsed_us())
 
-    def handle_piece(self, _now_us: int) -> bool:
+    def handle_piece(self, _now_us: int, *, at_once: bool = False) -> bool:  # noqa: ARG002
         """Hands on a piece of whoever is first, or lets a request through.
 
         Returns whether anybody else waits.
@@ -256,7 +256,7 @@ class _Door(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._reads.charge(nbytes)
-        self.data_received(self._reads.take(nbytes))
+        self.data_received(bytes(self._reads.whole[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Takes in what was read or opened, and hands it on in turns."""

@@ -58,7 +58,6 @@ class _Totals(NamedTuple):
     refused: int
     hits: int
     hits_by_policy: int
-    hurried: int
     latency: list[int]
     rules: dict[tuple[str, str], tuple[int, int, int]]
     """Hits, and of these over and near, by domain and rule."""
@@ -184,7 +183,6 @@ class Feed:
             "refused": _less(now.refused, before.refused),
             "hits": _less(now.hits, before.hits),
             "hits_by_policy": _less(now.hits_by_policy, before.hits_by_policy),
-            "hurried": _less(now.hurried, before.hurried),
             "p50_us": _quantile(latency, 0.5),
             "p99_us": _quantile(latency, 0.99),
             "rules": [[*rule, *rules[rule]] for rule in most],
@@ -209,7 +207,6 @@ def _totals(reading: Reading) -> _Totals:
         sum(stats.refusals.values()),
         sum([series.tally.hits for series in reading.series]),
         sum([series.tally.by_policy for series in reading.series]),
-        sum(stats.overloaded.values()),
         list(stats.latency.buckets),
         rules,
     )

@@ -9,7 +9,7 @@ from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, holding
 from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
 from ratelimit_service.limiter.queueing import queue_of
 from ratelimit_service.limiter.steer import SteeredPlans, grant_end, steer
-from ratelimit_service.limiter.tally import look, look_at_kept, tally, tally_plain, tally_within
+from ratelimit_service.limiter.tally import look_at_kept, tally, tally_plain, tally_within
 
 __all__ = [
     "LEASE_BYTES",
@@ -32,7 +32,6 @@ __all__ = [
     "grant_end",
     "ground_of",
     "holding",
-    "look",
     "look_at_kept",
     "plain",
     "queue_of",

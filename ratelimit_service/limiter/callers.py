@@ -203,12 +203,6 @@ class TopCallers:
         self.weight = _GAP
         return 1 + int(random() * _SPREAD)  # noqa: S311 -- no secret
 
-    def chance(self) -> int:
-        """How many outcomes one outside of the sample stands for; 0 if it is passed over."""
-        if self.outcomes > 0:
-            return 1
-        return 0 if random() * _GAP >= 1 else _GAP  # noqa: S311 -- no secret
-
     def name(self, body: bytes, plans: Sequence[Plan]) -> None:
         """Hears of a request that may charge counters which are still `unnamed`."""
         for place, planned in enumerate(plans):

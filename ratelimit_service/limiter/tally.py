@@ -13,7 +13,7 @@ from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["look", "look_at_kept", "tally", "tally_plain", "tally_within"]
+__all__ = ["look_at_kept", "tally", "tally_plain", "tally_within"]
 
 
 def tally_within(
@@ -38,21 +38,18 @@ def tally_plain(
     plans: Sequence[Plan],
     settled: Settled,
     stats: Stats,
-    times: int = 1,
     callers: TopCallers | None = None,
 ) -> None:
-    """The short way of `tally`, for usual descriptors; adds so many such requests."""
+    """The short way of `tally`, for usual descriptors."""
     outcomes, verdict = settled.outcomes, settled.verdict
-    stats.decisions["ok" if verdict.passes else "over_limit"] += times
+    stats.decisions["ok" if verdict.passes else "over_limit"] += 1
     for place, planned in enumerate(plans):
         rule, _, _, met = planned
         outcome = outcomes[place]
         if outcome is None or outcome.local:
-            stats.policy_decisions[rule.policy] += times
+            stats.policy_decisions[rule.policy] += 1
         if met.tally is not None:
             spoken = Shown(rule.limits[0], outcome) if outcome is not None else None
-            if times > 1:
-                planned = planned._replace(addend=planned.addend * times)  # noqa: PLW2901
             _add(planned, spoken, met.tally, callers)
 
 
@@ -88,7 +85,7 @@ def tally(
         stats.global_shadow_mode += 1
 
 
-def look(
+def _look(
     plans: Sequence[Plan], outcomes: Sequence[Outcome | None], callers: TopCallers, weight: int
 ) -> None:
     """Adds the descriptors of a request that were over or near to the callers of their rules.
@@ -115,7 +112,7 @@ def look_at_kept(callers: TopCallers) -> None:
     kept, callers.kept = callers.kept, []
     for body, plans, outcomes, weight in kept:
         if outcomes:
-            look(plans, outcomes, callers, weight)
+            _look(plans, outcomes, callers, weight)
         callers.busy(plans, weight)
         if callers.unnamed:
             callers.name(body, plans)

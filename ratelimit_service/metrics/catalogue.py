@@ -257,7 +257,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "overloaded_calls",
         "Calls that there was no time to count.",
         "answer",
-        ("hurried", "refused"),
+        ("denied", "hurried", "refused"),
         "overloaded",
     ),
     _labelled(

@@ -145,7 +145,7 @@ class Handshakes:
             self._waiting = True
             self._turns.add(self, elapsed_us())
 
-    def handle_piece(self, _now_us: int) -> bool:
+    def handle_piece(self, _now_us: int, *, at_once: bool = False) -> bool:  # noqa: ARG002
         """Lets one handshake take a step; the next one has to wait for another turn."""
         first = self._line.popleft()
         try:
@@ -336,7 +336,7 @@ class Sealed(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Called by asyncio when it has read."""
-        self.received(self._reads.take(nbytes))
+        self.received(bytes(self._reads.whole[:nbytes]))
         if self.size:
             self._reads.charge(nbytes)
 

@@ -202,7 +202,7 @@ class Stats:
         self._uncounted_taken: Counter[str] = Counter()
         """Of `uncounted_so_far` what was taken away."""
         self.overloaded: Counter[str] = Counter()
-        """Calls that there was no time to count: `hurried` (decided without asking the store),
+        """Calls that there was no time to count: `denied` (the caller is known to be over) or
         `refused`."""
         self.local_cache: Counter[str] = Counter()
         """Requests by what the local cache knew of them: `hit`, `miss`."""
@@ -253,12 +253,11 @@ class Stats:
         """Requests over their limit that the global shadow mode let through."""
 
     def uncounted_so_far(self) -> Counter[str]:
-        """Why this process did not count hits: store errors, and calls without time (`no_time`).
+        """Why this process did not count hits.
 
         Unlike the other numbers it goes on when they are taken.
         """
-        late = Counter({"no_time": self.overloaded["hurried"]})
-        return self._uncounted_taken + self.store_errors + late
+        return self._uncounted_taken + self.store_errors
 
     def take(self) -> Taken:
         """The numbers, for `add` in another process; here they start at 0 again."""

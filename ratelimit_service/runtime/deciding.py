@@ -27,16 +27,18 @@ async def deciding(
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
     opened = open_store(settings, stats, health)
-    store, live_counters, shard_of, look_at, forget, kept, board, queues, shard_states = opened
+    store, board, queues = opened.store, opened.board, opened.queues
     keeping: asyncio.Task[None] | None = None
     try:
         await store.start()
-        service = Service(snapshot, store, settings, stats, note=health.note)
+        service = Service(
+            snapshot, store, settings, stats, note=health.note, known_over=opened.known_over
+        )
         service.enqueueing = enqueueing = Enqueueing(queues, stats)
         history = CallerHistory(service.callers, board) if service.callers is not None else None
         if history is not None:
             keeping = asyncio.create_task(history.keep())
-        overrides = Overrides(kept, service.steering, stats)
+        overrides = Overrides(opened.kept, service.steering, stats)
         async with overrides.followed():
             yield Deciding(
                 settings,
@@ -45,15 +47,15 @@ async def deciding(
                 snapshot,
                 stats,
                 health,
-                live_counters,
-                shard_of,
-                look_at,
-                forget,
+                opened.live_counters,
+                opened.shard_of,
+                opened.look_at,
+                opened.forget,
                 overrides,
                 Tail(service.telling),
                 history,
                 queues,
-                shard_states,
+                opened.shard_states,
             )
         await enqueueing.finish()
         if history is not None and board is not None:

@@ -14,7 +14,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.caller_history import Board
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import LookAt, ShardState, Store
+from ratelimit_service.stores import KnownOver, LookAt, ShardState, Store, unknown
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
@@ -34,7 +34,8 @@ class Opened(NamedTuple):
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
     stand, `forget` lets them start again from nothing. Overrides are `kept` there. On the `board`
     processes leave records for each other. Rules have `queues` there for denied requests.
-    `shard_states` says how the store's servers stand, if it has any.
+    `shard_states` says how the store's servers stand, if it has any. `known_over` says who is over
+    without counting.
     """
 
     store: Store
@@ -46,6 +47,7 @@ class Opened(NamedTuple):
     board: Board | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
+    known_over: KnownOver = unknown
 
 
 def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -59,7 +61,9 @@ def _in_memory(settings: Settings, stats: Stats, health: Health) -> Opened:
         raise SettingsError("--second-store needs a --store in Redis")
     memory = MemoryStore(settings.max_counters, stats, health)
     kept = OverridesInMemory(settings.overrides_file)
-    return Opened(memory, memory.__len__, lambda _: "", memory.look, memory.forget, kept)
+    look, known = memory.look, memory.known_over
+    no_shard = lambda _: ""  # noqa: E731
+    return Opened(memory, memory.__len__, no_shard, look, memory.forget, kept, known_over=known)
 
 
 def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -83,7 +87,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         return opened
     cache = LocalCache(store, settings.local_cache_bytes, stats)
     store.tell_of_give_backs(cache.given_back)
-    return opened._replace(store=cache)
+    return opened._replace(store=cache, known_over=cache.known_over)
 
 
 STORES: dict[str, Callable[[Settings, Stats, Health], Opened]] = {

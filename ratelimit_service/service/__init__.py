@@ -1,7 +1,6 @@
 """Bytes in, bytes out: what every transport and `/json` call."""
 
 from ratelimit_service.limiter import DecidedBy
-from ratelimit_service.service.at_hand import Ready
 from ratelimit_service.service.callers import (
     CALLER_HEADERS,
     REQUEST_ID,
@@ -13,10 +12,9 @@ from ratelimit_service.service.records import DecidedBatch, DecisionRecord, List
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tracer import Traced, Tracer
-from ratelimit_service.stores import AT_ONCE, NEVER, RANKS
+from ratelimit_service.stores import NEVER, RANKS
 
 __all__ = [
-    "AT_ONCE",
     "CALLER_HEADERS",
     "LEAST_TIMEOUT_US",
     "NEVER",
@@ -29,7 +27,6 @@ __all__ = [
     "DecisionRecord",
     "Headers",
     "Listener",
-    "Ready",
     "Refusal",
     "Service",
     "Traced",

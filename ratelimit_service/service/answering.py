@@ -182,7 +182,7 @@ class Answering:
         answer = wire.encode_plain(
             verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions
         )
-        limiter.tally_plain(asked.plans, settled, self._stats, 1, callers)
+        limiter.tally_plain(asked.plans, settled, self._stats, callers)
         if found.by_policy:
             self._rare_log.by_policy(found.by_policy[0][1])
         return answer

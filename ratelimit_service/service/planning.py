@@ -11,7 +11,7 @@ from typing import Final
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.limiter import Plan, PlanTemplate, SteeredPlans
-from ratelimit_service.model import FailurePolicy, Hit, Request
+from ratelimit_service.model import Hit, Request
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import EffortSpentError
 from ratelimit_service.rules.tree import Domain, Snapshot
@@ -104,25 +104,6 @@ class Planning:
         self.leases = self.leases or leasing
         told = request if self._planner.needs_request else None
         return Asked(plans, steered.hits, None, says, told, leasing, steered.settled)
-
-    def ask_in_haste(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
-        """As `ask`, for a request that there is no time for: it is answered without a plan.
-
-        Unless a failure policy other than `open` may hold for it. Callers that are known to be
-        over their limits have nearly always been remembered, so they do not come here.
-        """
-        split = wire.split_request(body)
-        domain = self._domain(split, snapshot) if split else None
-        if split is None or domain is None:
-            return self.ask(body, snapshot)
-        for policy in domain.policies:
-            if (policy or self._settings.failure_policy) is not FailurePolicy.OPEN:
-                return self.ask(body, snapshot)
-        count = len(split.parts)
-        self._stats.decisions["ok"] += 1
-        self._stats.policy_decisions[FailurePolicy.OPEN] += count
-        self._rare_log.by_policy(FailurePolicy.OPEN)
-        return wire.encode_uncounted(count, FailurePolicy.OPEN.value)
 
     def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> Asked:
         """Plans what cannot be planned part by part; the parts may be remembered all the same.

@@ -23,10 +23,9 @@ from ratelimit_service.rules.matchers.effort import (
     Searches,
 )
 from ratelimit_service.rules.moment import at_moment
-from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
-from ratelimit_service.service.at_hand import AtHand, Ready, known_denial, uncounted
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
@@ -34,21 +33,22 @@ from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.notes import Note, unnoted
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
-from ratelimit_service.service.records import DecidedBatch, record
+from ratelimit_service.service.records import DecidedBatch
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.steering import Steered, Steering
 from ratelimit_service.service.telling import Telling
 from ratelimit_service.service.tracer import Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
-    AT_ONCE,
     DROPPED,
     NEVER,
+    KnownOver,
     Settled,
     Store,
     Verdict,
     Wanted,
     always,
+    unknown,
     wanted_at,
 )
 
@@ -73,14 +73,17 @@ class Service:
         stats: Stats,
         clock: Clock = now_us,
         note: Note = unnoted,
+        known_over: KnownOver = unknown,
     ) -> None:
         """`snapshot` gives the rules that hold now; one is used for a whole batch.
 
-        `note` hears of what health should tell, though nothing is degraded.
+        `known_over` is asked when there is no time to count. `note` hears of what health should
+        tell, though nothing is degraded.
         """
         self._snapshot = snapshot
         self._clock = clock
         self._store = store
+        self._known_over = known_over
         self._stats = stats
         self.waits = store.waits
         """Whether decisions wait for somebody else to count."""
@@ -96,9 +99,7 @@ class Service:
         self.enqueueing: Enqueueing | None = None
         """Takes the denied requests of rules that have a queue."""
         self.telling = Telling(self._faults)
-        """Who hears of decisions. Of those `at_hand` they hear a little later."""
-        self.at_hand = AtHand(stats, self.telling.at_hand, self.callers, self._enqueue_at_hand)
-        """Answers for when there is no time."""
+        """Who hears of decisions."""
         self._decisions = DecisionLog.if_wanted(self._serves)
 
     def wait_us(self, rank: int) -> int:
@@ -140,9 +141,8 @@ class Service:
         `done` is called once, before this returns or later; nothing is raised. Each request is
         settled atomically by itself, all against the same rules. A request that is not `wanted`
         any more when its turn comes to be sent to the store is not charged, nor is one after the
-        deadline, which is by `clock.elapsed_us` (`counted_until`). With the deadline `AT_ONCE` a
-        request is decided without waiting for a store. A store sends requests of a lower `rank`
-        first, as `Store.charge` says. `origins` say who has made the calls, None
+        deadline, which is by `clock.elapsed_us` (`counted_until`). A store sends requests of a
+        lower `rank` first, as `Store.charge` says. `origins` say who has made the calls, None
         where nobody has looked (`Telling.wants_origins`). `now_us` is `elapsed_us`, from whoever
         has just looked.
         """
@@ -162,6 +162,51 @@ class Service:
         except Exception as error:
             self._fail(batch, error)
 
+    def deny_known(
+        self, bodies: Sequence[bytes], origins: Sequence[CallOrigin] | None = None
+    ) -> list[Answer | None]:
+        """Denies requests of callers who are known to be over; None stands for the others.
+
+        For when there is no time to count. Nothing is charged, and each request is answered,
+        tallied and told as if the store had denied it. It raises nothing.
+        """
+        answers: list[Answer | None] = [None] * len(bodies)
+        places: list[int] = []
+        asked: list[Asked | Answer] = []
+        known: list[Settled] = []
+        try:
+            snapshot = self._snapshot()
+            if snapshot.times is not None:
+                snapshot = at_moment(snapshot, self._clock())
+            number, remembered = snapshot.number, self._planning.requests.get
+            for place, body in enumerate(bodies):
+                one = remembered(body, number)
+                if one is None or not one.hits or one.leasing:
+                    continue
+                if self.steering.active and not one.untouched.holds:
+                    continue
+                settled = self._known_over(one.hits)
+                if settled is not None:
+                    places.append(place)
+                    asked.append(one)
+                    known.append(settled)
+        except Exception as error:  # then the others are not denied
+            self._faults.note("it could not be told who is over", error)
+        if not asked:
+            return answers
+        denied = [bodies[place] for place in places]
+        given: list[Answer] = []
+        done: Callable[[list[Answer]], None] = given.extend
+        if self._decisions is not None:
+            done = self._decisions.before(done, denied)
+        told = None if origins is None else [origins[place] for place in places]
+        batch = _Batch(done, denied, elapsed_us(), told, 0)
+        batch.asked, batch.traced = asked, self.telling.choose(told)
+        self._settled(batch, known, in_own_turn=True)
+        for place, answer in zip(places, given, strict=False):
+            answers[place] = answer
+        return answers
+
     def _plan(
         self,
         batch: _Batch,
@@ -178,8 +223,7 @@ class Service:
         number = snapshot.number
         planning = self._planning
         remembered = planning.requests.get
-        hurried = deadline_us == AT_ONCE and self.waits
-        ask = self.steering.ask_in_haste if hurried else planning.ask
+        ask = planning.ask
         steered: list[Steered | None] | None = None
         asked: list[Asked | Answer] = []
         effort = EFFORT
@@ -205,7 +249,7 @@ class Service:
             )
             shared_turns().go_on(later)
             return
-        self._charge_planned(batch, asked, steered, hurried, wanted, deadline_us)
+        self._charge_planned(batch, asked, steered, wanted, deadline_us)
 
     def _plan_on(
         self,
@@ -230,7 +274,6 @@ class Service:
         batch: _Batch,
         asked: list[Asked | Answer],
         steered: list[Steered | None] | None,
-        hurried: bool,
         wanted: Wanted,
         deadline_us: int,
     ) -> None:
@@ -241,7 +284,6 @@ class Service:
                 leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
             ]
         batch.asked = asked
-        batch.hurried, batch.steered = hurried, steered is not None
         charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
         if len(charged) < len(asked):  # rare
             batch.places = places = [
@@ -304,8 +346,6 @@ class Service:
             answers = self._answering.answer(batch.asked, found, told)
             took_us = elapsed_us() - batch.started_us
             self._stats.latency.add(took_us, batch.size)
-            if batch.hurried or (self.at_hand.watching and not batch.steered):
-                self._keep_at_hand(batch, found, answers)
         except Exception as error:
             self._fail(batch, error)
             self._give_back(batch, charged, answers)
@@ -353,14 +393,6 @@ class Service:
         except Exception as error:
             self._faults.note("denied requests could not be queued", error)
 
-    def _enqueue_at_hand(self, rule: Rule, body: bytes, times: int) -> None:
-        """The same for a request that was denied so many times by an answer at hand."""
-        try:
-            if self.enqueueing is not None:
-                self.enqueueing.take(rule, body, times)
-        except Exception as error:
-            self._faults.note("denied requests could not be queued", error)
-
     def _note_callers(
         self,
         batch: _Batch,
@@ -405,25 +437,6 @@ class Service:
         decided = DecidedBatch(batch.bodies, batch.asked, found, answers, batch.origins, took_us)
         self.telling.tell(decided, batch.traced)
 
-    def _keep_at_hand(
-        self, batch: _Batch, found: Sequence[Settled], answers: Sequence[Answer]
-    ) -> None:
-        """Keeps those answers of a batch that may be given again to who asks the same."""
-        again = uncounted if batch.hurried else known_denial
-        for place, settled in enumerate(found):
-            asked, answer = batch.asked[place], answers[place]
-            if not (isinstance(asked, Asked) and isinstance(answer, bytes)):
-                continue
-            known = again(asked, settled)
-            if known is not None:
-                body = batch.bodies[place]
-                ready = Ready(answer, asked.plans, known)
-                if self.telling.wants_origins:
-                    ready.record = record(body, asked, known, answer)
-                if self._compiler.enqueues:
-                    ready.queue = queue_of(asked.plans, known)
-                self.at_hand.put(body, ready)
-
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
         if batch.finished:
@@ -459,13 +472,11 @@ class _Batch:
         "done",
         "failed",
         "finished",
-        "hurried",
         "origins",
         "places",
         "rank",
         "size",
         "started_us",
-        "steered",
         "traced",
     )
 
@@ -484,10 +495,6 @@ class _Batch:
         self.started_us = started_us
         self.rank = rank
         self.asked: Sequence[Asked | Answer] = ()
-        self.hurried = False
-        """Whether there is no time to count it."""
-        self.steered = False
-        """Whether overrides are in force for some of its requests."""
         self.places: list[int] | None = None
         """Which of them were charged, if not all."""
         self.finished = False

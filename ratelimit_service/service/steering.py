@@ -129,12 +129,6 @@ class Steering:
         known = self._domains.get(domain)
         return known.overrides.meeting(entries, now_us) if known else []
 
-    def ask_in_haste(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
-        """As `Planning.ask_in_haste`; but a request of a domain with overrides is planned."""
-        if self.active and self._domain(body, wire.split_request(body)) is not None:
-            return self._planning.ask(body, snapshot)
-        return self._planning.ask_in_haste(body, snapshot)
-
     def steer(
         self,
         bodies: Sequence[bytes],

@@ -70,12 +70,6 @@ class Telling:
                 self._faults.note("a listener failed with decisions", error)
         self._trace(decided, traced)
 
-    def at_hand(self, told: DecisionRecord, times: int, origins: Sequence[CallOrigin]) -> None:
-        """Tells of an answer that was given so many times, and who traces of some of these."""
-        if self.listeners:
-            self.tell(DecidedBatch.of((told._replace(times=times),)))
-        self._trace(DecidedBatch.of([told] * len(origins)), self.choose(origins))
-
     def turned_away(self, calls: Sequence[tuple[bytes, CallOrigin]], others: int) -> None:
         """Tells of calls refused for lack of time, and only the number of so many `others`."""
         if others:

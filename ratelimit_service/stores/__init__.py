@@ -10,27 +10,28 @@ from ratelimit_service.stores.settled import (
     judge,
 )
 from ratelimit_service.stores.store import (
-    AT_ONCE,
     NEVER,
     RANKS,
     Done,
+    KnownOver,
     Look,
     LookAt,
     ShardState,
     Store,
     Wanted,
     always,
+    unknown,
     wanted_at,
 )
 
 __all__ = [
-    "AT_ONCE",
     "BROKEN",
     "DROPPED",
     "NEVER",
     "RANKS",
     "Done",
     "Granted",
+    "KnownOver",
     "Look",
     "LookAt",
     "Outcomes",
@@ -41,5 +42,6 @@ __all__ = [
     "Wanted",
     "always",
     "judge",
+    "unknown",
     "wanted_at",
 ]

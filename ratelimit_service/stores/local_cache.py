@@ -159,6 +159,13 @@ class LocalCache:
                     found[place] = Settled(outcomes, Verdict.DENIED, 0, cached=True)
         return found
 
+    def known_over(self, hits: Sequence[Hit]) -> Settled | None:
+        """What becomes of a request of which every hit is known to be over; else None."""
+        known = self._known((hits,), self._clock()).get(0) if self._over else None
+        if known is not None:
+            self._stats.local_cache["hit"] += 1
+        return known
+
     def given_back(self, keys: Sequence[bytes]) -> None:
         """Hits on these counters have been given back: what denied them may deny no more.
 

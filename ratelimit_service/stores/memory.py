@@ -13,7 +13,7 @@ from ratelimit_service.algorithms import sliding_window
 from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.eventloop.clock import Clock, now_us
-from ratelimit_service.model import CounterSpec, Hit, Outcome, State
+from ratelimit_service.model import CounterSpec, Hit, Outcome, State, Step
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -308,6 +308,16 @@ class MemoryStore(CounterTables):
         undo.clear()
         new.clear()
 
+    def known_over(self, hits: Sequence[Hit]) -> Settled | None:
+        """What would become of a request that is denied now; None if it passes.
+
+        Nothing is changed. None, too, if a denied request would be counted, or be a refund.
+        """
+        if any(hit.count_denied or hit.refund for hit in hits):
+            return None
+        steps, _, by = settle(hits, self.state, self._clock())
+        return None if by < 0 else _settled(steps, by)
+
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
         """How these counters stand. Nothing is kept of who looks."""
         now = self._clock()
@@ -360,11 +370,16 @@ class MemoryStore(CounterTables):
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
             self._damage.note(len(damaged), damaged[0])
-        outcomes: Outcomes = []
-        verdict = Verdict.WITHIN if by < 0 else Verdict.DENIED
-        for passed, _, remaining, reset_us, retry_us, counted, _ in steps:
-            if not passed and by < 0:
-                verdict = Verdict.ADMITTED
-            until_us = reset_us if passed else retry_us
-            outcomes.append(Outcome(not passed, remaining, until_us, counted))
-        return Settled(outcomes, verdict, by)
+        return _settled(steps, by)
+
+
+def _settled(steps: Sequence[Step], by: int) -> Settled:
+    """What becomes of a request whose hits come to these steps; `by` is the one that denies it."""
+    outcomes: Outcomes = []
+    verdict = Verdict.WITHIN if by < 0 else Verdict.DENIED
+    for passed, _, remaining, reset_us, retry_us, counted, _ in steps:
+        if not passed and by < 0:
+            verdict = Verdict.ADMITTED
+        until_us = reset_us if passed else retry_us
+        outcomes.append(Outcome(not passed, remaining, until_us, counted))
+    return Settled(outcomes, verdict, by)

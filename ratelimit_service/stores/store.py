@@ -9,16 +9,17 @@ from ratelimit_service.model import Hit, Outcome, State
 from ratelimit_service.stores.settled import Settled
 
 __all__ = [
-    "AT_ONCE",
     "NEVER",
     "RANKS",
     "Done",
+    "KnownOver",
     "Look",
     "LookAt",
     "ShardState",
     "Store",
     "Wanted",
     "always",
+    "unknown",
     "wanted_at",
 ]
 
@@ -32,9 +33,6 @@ Wanted = Callable[[int], bool]
 NEVER: Final = 1 << 62
 """The deadline of a charge that has none."""
 
-AT_ONCE: Final = 0
-"""The deadline of calls that there is no time for: a store that would have to wait is not asked."""
-
 RANKS: Final = 8
 """Ranks are numbers below this. Where requests wait, those of the lowest rank are sent first."""
 
@@ -42,6 +40,11 @@ RANKS: Final = 8
 def always(_place: int) -> bool:
     """A caller that waits for as long as it takes."""
     return True
+
+
+def unknown(_hits: Sequence[Hit]) -> Settled | None:
+    """Of no request it is known that it is over."""
+    return None
 
 
 def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
@@ -79,6 +82,10 @@ class ShardState(NamedTuple):
     processes: int
 
 
+KnownOver = Callable[[Sequence[Hit]], Settled | None]
+"""What becomes of a request that is known to be over its limits, without counting anything; None if
+that is not known. For when there is no time to count."""
+
 LookAt = Callable[[Sequence[Hit]], Awaitable[list[Look | None]]]
 """Tells how the counters of peeks stand, without changing them; None if nobody can say. This is
 for people: it may wait for some time, and each counter is read by itself."""
@@ -89,7 +96,7 @@ class Store(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether it must wait for another process to count. With `AT_ONCE` it never waits."""
+        """Whether it must wait for another process to count."""
 
     def wait_us(self, rank: int) -> int:
         """How long a new request of this rank would wait for its outcomes, as far as is known."""

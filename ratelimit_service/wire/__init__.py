@@ -23,7 +23,6 @@ from ratelimit_service.wire.response import (
     encode_limit,
     encode_plain,
     encode_quota,
-    encode_uncounted,
     encode_within,
 )
 
@@ -43,7 +42,6 @@ __all__ = [
     "encode_plain",
     "encode_quota",
     "encode_request",
-    "encode_uncounted",
     "encode_within",
     "is_method",
     "last_value_at",

@@ -31,7 +31,6 @@ __all__ = [
     "encode_limit",
     "encode_plain",
     "encode_quota",
-    "encode_uncounted",
     "encode_within",
 ]
 
@@ -140,12 +139,6 @@ def encode_plain(
 
 
 @lru_cache(maxsize=1024)
-def encode_uncounted(count: int, policy: str) -> bytes:
-    """Allows so many descriptors by a failure policy."""
-    by_policy = tuple((place, policy) for place in range(count))
-    return b"".join([_OK, *[_WITHOUT_COUNT[0]] * count, _policies(by_policy)])
-
-
 @lru_cache(maxsize=1024)
 def _policies(by_policy: tuple[tuple[int, str], ...]) -> bytes:
     """The metadata that says which descriptors were decided by policy, tag and all."""

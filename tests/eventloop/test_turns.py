@@ -27,7 +27,7 @@ class Client:
         self.brought_calls = brought_calls
         self._seconds, self._later = seconds, later
 
-    def handle_piece(self, now_us: int) -> bool:
+    def handle_piece(self, now_us: int, *, at_once: bool = False) -> bool:
         self.pieces += 1
         until, self._seconds = time.perf_counter() + self._seconds, self._later
         while time.perf_counter() < until:
@@ -117,7 +117,7 @@ class Working(Client):
         super().__init__()
         self._clock, self._held, self._us, self._calls = clock, held, us, calls
 
-    def handle_piece(self, now_us: int) -> bool:
+    def handle_piece(self, now_us: int, *, at_once: bool = False) -> bool:
         self.pieces += 1
         self._clock.us += self._us
         self._held.later(lambda _: None, self._calls)
@@ -127,7 +127,7 @@ class Working(Client):
 class Once(Working):
     """One that has said all with its first piece."""
 
-    def handle_piece(self, now_us: int) -> bool:
+    def handle_piece(self, now_us: int, *, at_once: bool = False) -> bool:
         super().handle_piece(now_us)
         return False
 

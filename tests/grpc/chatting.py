@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.connection import Connection, Event, Methods
 from ratelimit_service.grpc.h2.events import Ended, Message
 from ratelimit_service.grpc.h2.frames import (
@@ -37,12 +37,12 @@ class Chatting(Client):
         """Answers each message at once, as reflection does; returns the events."""
         found = []
         while True:
-            events = self.connection.receive(data)
+            events = self.connection.receive(data).events
             for event in events:
                 if isinstance(event, Message):
-                    self.connection.send(event.stream_id, answer)
+                    self.connection.sender.send(event.stream_id, answer)
                 elif isinstance(event, Ended):
-                    self.connection.finish(event.stream_id)
+                    self.connection.sender.finish(event.stream_id)
             found += events
             if not self.connection.has_more:
                 return found

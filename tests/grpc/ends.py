@@ -7,9 +7,9 @@ import time
 
 from ratelimit_service.eventloop.turns import TURN_US, Turns
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS
-from ratelimit_service.grpc.h2.connection import Event
+from ratelimit_service.grpc.h2.connection import Received
 from ratelimit_service.grpc.h2.frames import PREFACE
 from ratelimit_service.grpc.h2.overload import Allowance
 from ratelimit_service.grpc.h2.protocol import Http2Protocol
@@ -26,8 +26,8 @@ class Calls:
         self.messages: list[bytes] = []
         self.seconds = seconds
 
-    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
-        self.messages += [message for _, message in messages(events)]
+    def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
+        self.messages += [message for _, message in messages(received)]
         until = time.perf_counter() + self.seconds
         while time.perf_counter() < until:
             pass
@@ -38,7 +38,8 @@ class Calls:
 
     allowance = Allowance()
 
-    def haste(self, protocol: Http2Protocol) -> None: ...
+    def next_are_late(self, protocol: Http2Protocol) -> bool:
+        return False
 
     def store_us(self, protocol: Http2Protocol) -> None: ...
 

@@ -12,6 +12,7 @@ from ratelimit_service.grpc.h2.connection import (
     Calls,
     Connection,
     Event,
+    Received,
 )
 from ratelimit_service.grpc.h2.frames import (
     ACK,
@@ -45,10 +46,10 @@ class Client:
     def settle(self) -> None:
         """Makes the first call, after which no header block depends on another."""
         self.connection.receive(self.headers() + self.data())
-        self.connection.answer(self.stream_id, b"")
+        self.connection.sender.answer(self.stream_id, b"")
         self.encoder.header_table_size = 0
         self.connection.receive(self.ack() + self.headers() + self.data())
-        self.connection.answer(self.stream_id, b"")
+        self.connection.sender.answer(self.stream_id, b"")
         self.said()
 
     @staticmethod
@@ -88,11 +89,11 @@ class Client:
         return codes[-1] if codes else None
 
 
-def messages(events: Sequence[Event]) -> list[tuple[int, bytes]]:
+def messages(came: Received | Sequence[Event]) -> list[tuple[int, bytes]]:
     """The unary calls among the events: stream and message of each."""
     return [
         call
-        for event in events
+        for event in (came.events if isinstance(came, Received) else came)
         if isinstance(event, Calls)
         for call in zip(event.stream_ids, event.messages, strict=True)
     ]

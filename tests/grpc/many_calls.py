@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import hpack
 
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.connection import Calls, Cancelled
 from ratelimit_service.grpc.h2.frames import END_HEADERS, END_STREAM, FrameType
-from ratelimit_service.grpc.h2.overload import Haste
-from tests.grpc.h2_client import HEADERS, PATH, Client
+from tests.grpc.h2_client import HEADERS, PATH
 
 BLOCK = b"the block of all calls"
 TRACE = "00-{:032x}-{:016x}-01"
@@ -99,53 +97,3 @@ def as_tonic(streams: Sequence[int], blocks: Sequence[bytes]) -> bytes:
         said += headers + data[:4] + b"\0" + data[5:]
         said += frames.frame(FrameType.DATA, END_STREAM, each, b"")
     return said
-
-
-def failed(error: Exception) -> None:
-    """No fault is expected."""
-    raise error
-
-
-class Late(Client):
-    """A client whose calls are all late: of one path and one patience they are refused."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.settle()
-        self.haste = self.connection.haste = Haste(PATH.encode(), failed)
-        self.haste.timeout_us, self.haste.refusing = 20_000, True
-        self.over: list[int] = []
-        """Calls that were refused, or that ended in another way."""
-        self.taken_back: set[int] = set()
-        """Calls that the client takes back at some time: they need no refusal then."""
-        self.errors: list[int] = []
-        self.credit = 0
-
-    def hear(self, data: bytes) -> None:
-        """Bytes come; what the connection cannot refuse by itself is left open."""
-        events = self.connection.receive(data)
-        while self.connection.has_more:
-            events += self.connection.receive(b"")
-        for event in events:
-            if isinstance(event, Calls) and self.haste.concerns(event.head):
-                self.connection.refuse(event.stream_ids)
-            elif isinstance(event, Cancelled):
-                self.over.append(event.stream_id)
-        for kind, _, stream_id, payload in self.said():
-            if kind == FrameType.RST_STREAM:
-                self.over.append(stream_id)
-            elif kind == FrameType.GOAWAY:
-                self.errors.append(int.from_bytes(payload[4:8], "big"))
-            elif kind == FrameType.WINDOW_UPDATE:
-                self.credit += int.from_bytes(payload, "big")
-
-    def state(self) -> object:
-        connection = self.connection
-        if connection.closing:
-            return self.errors
-        return (
-            sorted(set(self.over) - self.taken_back),
-            connection.latest_stream,
-            sorted(connection._streams),
-            self.credit + connection._consumed,
-        )

@@ -10,7 +10,7 @@ import asyncio
 from ratelimit_service import wire
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2.frames import PREFACE, FrameType
 from ratelimit_service.grpc.h2.overload import Overload

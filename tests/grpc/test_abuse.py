@@ -29,7 +29,7 @@ def test_settings_with_many_entries() -> None:
     client.said()
 
     client.connection.receive(frame)
-    client.connection.send(1, b"answer")
+    client.connection.sender.send(1, b"answer")
     first = [payload for kind, _, _, payload in client.said() if kind == FrameType.DATA]
     sent = 1
     while not client.connection.closing:
@@ -50,7 +50,7 @@ def test_windows_of_open_streams() -> None:
     client.connection.receive(frames.window_update(1, 3))
     client.said()
 
-    client.connection.answer(1, b"0123456789")
+    client.connection.sender.answer(1, b"0123456789")
     client.connection.receive(frames.settings({window: 4}))
     client.connection.receive(frames.settings({window: 0}))
     client.connection.receive(frames.settings({window: 6}))
@@ -89,10 +89,12 @@ def test_window_that_was_too_large() -> None:
 def blocked(size: int, calls: int = MAX_STREAMS) -> Client:
     """A client on whose connection many answers of that size wait for a window."""
     client = Client()
-    client.connection._send_window = 0
+    client.connection.sender.window = 0
     for _ in range(calls):
-        for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
-            client.connection.answer(stream_id, b"x" * size)
+        for stream_id, _ in messages(
+            client.connection.receive(client.headers() + client.data()).events
+        ):
+            client.connection.sender.answer(stream_id, b"x" * size)
     client.said()
     return client
 
@@ -173,15 +175,15 @@ def test_callers_that_give_up_are_no_flood() -> None:
         for fields in traced:
             call = client.headers([*fields, (f"x-{turn}", "1")]) + client.data()
             client.connection.receive(call)
-            client.connection.answer(client.stream_id, b"")
+            client.connection.sender.answer(client.stream_id, b"")
         calls = [client.headers([*fields, (f"x-{turn}", "2")]) + client.data() for fields in traced]
         first = client.stream_id - 2 * len(calls) + 2
         client.connection.receive(b"".join(calls))
-        assert client.connection.open_streams == MAX_STREAMS
+        assert len(client.connection.streams) == MAX_STREAMS
         for stream_id in range(first, client.stream_id + 1, 2):
             client.connection.receive(frames.rst_stream(stream_id, ErrorCode.CANCEL))
 
-    assert client.connection.open_streams == 0
+    assert len(client.connection.streams) == 0
     assert not client.connection.closing
 
 
@@ -194,7 +196,7 @@ def test_callers_that_we_refuse_are_no_flood() -> None:
         opened = [
             stream_id for stream_id, _ in messages(client.connection.receive(b"".join(calls)))
         ]
-        client.connection.refuse(opened)
+        client.connection.sender.refuse(opened)
         resets = [frames.rst_stream(stream_id, ErrorCode.CANCEL) for stream_id in opened]
         client.connection.receive(b"".join(resets))
 
@@ -235,7 +237,7 @@ def shut(calls: int) -> Client:
     client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
     for _ in range(calls):
         client.connection.receive(client.headers() + client.data())
-        client.connection.answer(client.stream_id, b"0123456789")
+        client.connection.sender.answer(client.stream_id, b"0123456789")
     client.said()
     return client
 
@@ -253,17 +255,17 @@ def test_answers_let_through_take_turns(whose: str) -> None:
     else:
         client = blocked(100)
         wider = frames.window_update(0, 1_000_000)
-    waiting, sent = client.connection.open_streams, []
+    waiting, sent = len(client.connection.streams), []
 
     client.connection.receive(wider + ping, 32)
     while client.connection.has_more:
-        sent.append(waiting - client.connection.open_streams)
+        sent.append(waiting - len(client.connection.streams))
         waiting -= sent[-1]
         client.connection.receive(b"", 32)
     said = [kind for kind, *_ in client.said()]
 
     assert max(sent) == 32
-    assert client.connection.open_streams == client.connection.held == 0
+    assert len(client.connection.streams) == client.connection.budget.held == 0
     assert said[-1] == FrameType.PING
     assert said.count(FrameType.PING) == 1
 
@@ -274,17 +276,17 @@ def test_answers_let_through_come_before_those_that_are_new() -> None:
     Else a client with many calls would never get those that a window has held back once.
     """
     client = blocked(6, calls=100)
-    waiting = set(client.connection._blocked)
+    waiting = set(client.connection.streams.blocked)
 
     for _ in range(4):
         calls = b"".join(client.headers() + client.data() for _ in range(31))
-        came = client.connection.receive(calls + frames.window_update(0, 31 * 11), 32)
+        came = client.connection.receive(calls + frames.window_update(0, 31 * 11), 32).events
         while came or client.connection.has_more:
             for stream_id, _ in messages(came):
-                client.connection.answer(stream_id, b"answer")
-            came = client.connection.receive(b"", 32)
+                client.connection.sender.answer(stream_id, b"answer")
+            came = client.connection.receive(b"", 32).events
 
-    assert not waiting & client.connection._blocked.keys()
+    assert not waiting & client.connection.streams.blocked.keys()
 
 
 def test_long_answers_let_through_take_more_of_a_turn() -> None:

@@ -8,7 +8,7 @@ import hpack
 import pytest
 
 from ratelimit_service.grpc.h2 import H2Server, frames
-from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.connection import Connection
 from ratelimit_service.grpc.h2.events import Calls
 from ratelimit_service.grpc.h2.frames import (
@@ -53,11 +53,11 @@ def test_unfinished_messages() -> None:
 
     for _ in range(MAX_STREAMS - 1):
         client.connection.receive(unfinished(client, 50_000))
-        assert client.connection.held <= HELD_BYTES + 66_000
+        assert client.connection.budget.held <= HELD_BYTES + 66_000
 
     codes = set(refused(client).values())
     assert codes == {"8"}
-    assert 100 < client.connection.open_streams < 200
+    assert 100 < len(client.connection.streams) < 200
 
 
 def test_unfinished_messages_of_many() -> None:
@@ -71,7 +71,7 @@ def test_unfinished_messages_of_many() -> None:
             client.connection.receive(unfinished(client, 50_000))
 
     assert memory.held < 2_000_000
-    assert all(client.connection.open_streams for client in clients)
+    assert all(len(client.connection.streams) for client in clients)
     assert all(refused(client) for client in clients)
     for client in clients:
         client.connection.forget()
@@ -84,11 +84,13 @@ def test_answers_that_nobody_takes() -> None:
     client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
 
     for _ in range(MAX_STREAMS):
-        for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
-            client.connection.answer(stream_id, b"x" * 50_000)
+        for stream_id, _ in messages(
+            client.connection.receive(client.headers() + client.data()).events
+        ):
+            client.connection.sender.answer(stream_id, b"x" * 50_000)
         client.connection.tick()
 
-    assert client.connection.held <= HELD_BYTES + 60_000
+    assert client.connection.budget.held <= HELD_BYTES + 60_000
     assert client.connection.closing
     assert client.connection.reason == "memory"
 
@@ -103,14 +105,14 @@ def test_answers_that_windows_hold_back(whose: str) -> None:
     if whose == "each":
         client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
     else:
-        client.connection._send_window = 0
+        client.connection.sender.window = 0
     refused_at_once = []
     client.said()
 
     for _ in range(MAX_STREAMS + 1):
         came = messages(client.connection.receive(client.headers() + client.data()))
         for stream_id, _ in came:
-            client.connection.answer(stream_id, b"answer")
+            client.connection.sender.answer(stream_id, b"answer")
         if not came:
             refused_at_once.append(client.stream_id)
     said = client.said()
@@ -118,13 +120,13 @@ def test_answers_that_windows_hold_back(whose: str) -> None:
 
     assert resets == refused_at_once == [client.stream_id]
     assert said[-1][3] == ErrorCode.REFUSED_STREAM.to_bytes(4, "big")
-    assert client.connection.open_streams == MAX_STREAMS
+    assert len(client.connection.streams) == MAX_STREAMS
     assert not client.connection.closing
     if whose == "each":
         client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 1_000}))
     else:
         client.connection.receive(frames.window_update(0, 100_000))
-    assert client.connection.open_streams == client.connection.held == 0
+    assert len(client.connection.streams) == client.connection.budget.held == 0
 
 
 def test_what_is_kept_is_let_go() -> None:
@@ -139,11 +141,11 @@ def test_what_is_kept_is_let_go() -> None:
     for event in client.talk(cut + plain + large + chat):
         if isinstance(event, Calls):
             for stream_id in event.stream_ids:
-                client.connection.answer(stream_id, b"x" * 30_000)
+                client.connection.sender.answer(stream_id, b"x" * 30_000)
     client.connection.receive(frames.window_update(0, 100_000))
 
-    assert client.connection.open_streams == 0
-    assert client.connection.held == 0
+    assert len(client.connection.streams) == 0
+    assert client.connection.budget.held == 0
 
 
 def ticks(connection: Connection, seconds: int) -> bool:
@@ -163,7 +165,7 @@ def test_call_that_is_never_finished() -> None:
     assert not ticks(client.connection, 1)
 
     assert refused(client) == {1: "4"}
-    assert client.connection.open_streams == client.connection.held == 0
+    assert len(client.connection.streams) == client.connection.budget.held == 0
 
 
 def test_many_calls_that_are_never_finished() -> None:
@@ -171,10 +173,10 @@ def test_many_calls_that_are_never_finished() -> None:
     client = Client()
     for _ in range(MAX_STREAMS):
         client.connection.receive(unfinished(client, 0))
-        client.connection._forgive()
+        client.connection.budget.forgive()
     assert not ticks(client.connection, BODY_SECONDS)
     ended = []
-    while client.connection.open_streams:
+    while len(client.connection.streams):
         assert not ticks(client.connection, 1)
         ended.append(len(refused(client)))
 
@@ -190,11 +192,11 @@ def test_open_stream_without_messages() -> None:
     assert not ticks(client.connection, IDLE_STREAM_SECONDS)
     client.talk(frames.frame(FrameType.DATA, 0, 1, b"\0\0\0\0\0"))
     assert not ticks(client.connection, IDLE_STREAM_SECONDS)
-    assert client.connection.open_streams == 1
+    assert len(client.connection.streams) == 1
     ticks(client.connection, 1)
 
     assert refused(client) == {1: "4"}
-    assert client.connection.open_streams == 0
+    assert len(client.connection.streams) == 0
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_settings_that_are_not_acknowledged() -> None:
     client = Client()
     ticks(client.connection, 2 * ACK_SECONDS)
     client.connection.receive(client.headers() + client.data())
-    client.connection.answer(1, b"")
+    client.connection.sender.answer(1, b"")
 
     assert not ticks(client.connection, ACK_SECONDS)
     assert ticks(client.connection, 1)
@@ -234,7 +236,7 @@ def test_long_refusal() -> None:
     client.connection.receive(client.headers() + client.data())
     client.said()
 
-    client.connection.finish(1, 3, "\u2713" * 120_000)
+    client.connection.sender.finish(1, 3, "\u2713" * 120_000)
 
     (block,) = [payload for kind, _, _, payload in client.said() if kind == FrameType.HEADERS]
     said = dict(hpack.Decoder().decode(block, raw=True))[b"grpc-message"]
@@ -246,15 +248,14 @@ async def test_client_that_reads_slowly() -> None:
     ends, client = Ends(), Client()
     shut = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0})
     ends.receive(shut + client.headers() + client.data())
-    ends.protocol.connection.answer(1, b"answer")
+    ends.protocol.connection.sender.answer(1, b"answer")
     step = BLOCKED_SECONDS - 1
 
     for turn in range(8):
         ends.look(turn * step)
         ends.receive(frames.window_update(1, 1))
-        ends.protocol.presence.heard_at = ends.started + turn * step
         assert not ends.wire.closed
-    ends.protocol.presence.heard_at = ends.started + 9 * step
+    ends.protocol.presence.heard = True
     ends.look(8 * step)
     assert not ends.wire.closed
     ends.look(8 * step + BLOCKED_SECONDS + 1)
@@ -291,6 +292,6 @@ def test_nothing_is_kept_for_a_client_that_is_gone() -> None:
     client.connection.close()
     client.connection.forget()
     for stream_id in range(1, client.stream_id + 1, 2):
-        client.connection.answer(stream_id, b"late")
+        client.connection.sender.answer(stream_id, b"late")
 
     assert memory.held == 0

@@ -13,7 +13,6 @@ import pytest
 from ratelimit_service import compiled
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.grpc.h2 import calls, runs
-from ratelimit_service.grpc.h2.connection import Connection
 from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
 from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.http import HttpPort
@@ -22,7 +21,7 @@ from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Health
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Answer, Refusal
+from ratelimit_service.service import Refusal
 from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.served_ends import Ends, rounds
@@ -175,44 +174,6 @@ async def test_unknown_wait(
     assert "nobody knows" in caplog.text
     assert asking.stats.refusals["internal"] == 0
     assert not ends.wire.closed
-
-
-@pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
-@pytest.mark.parametrize(("faults", "answered"), [(1, 3), (99, 0)], ids=["once", "always"])
-async def test_fault_in_answering_in_haste(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    faults: int,
-    answered: int,
-) -> None:
-    """A call whose answer at hand cannot be given is decided, or refused if that fails as well.
-
-    Its connection goes on.
-    """
-    ends = Ends(Asking(tmp_path, RULES, store=Away()))
-    ends.settle()
-    assert ends.call(waited_us=50_000_000)
-    answer_whole, failed = Connection.answer_whole, list[list[int]]()
-
-    def failing(
-        connection: Connection, stream_ids: list[int], answers: list[Answer], place: int = 0
-    ) -> int:
-        if len(failed) < faults:
-            failed.append(stream_ids)
-            raise KeyError("no answer")
-        return answer_whole(connection, stream_ids, answers, place)
-
-    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-        patched.setattr(Connection, "answer_whole", failing)
-        said = ends.receive(b"".join(ends.frames("100S") for _ in range(3)), 50_000_000)
-
-    assert failed
-    assert said.count(FrameType.DATA) == answered
-    assert said.count(FrameType.HEADERS) == 3 + answered
-    assert "no answer" in caplog.text
-    assert ends.protocol.undecided == 0
-    assert ends.call()
 
 
 @pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")

@@ -31,8 +31,8 @@ class PythonClient:
         """Carries bytes to and fro until neither side has anything to say."""
         while True:
             said = self.client.data_to_send()
-            for stream_id, message in messages(self.server.receive(said) if said else []):
-                self.server.answer(stream_id, message)
+            for stream_id, message in messages(self.server.receive(said).events if said else []):
+                self.server.sender.answer(stream_id, message)
             answered = self.server.take_output()
             if answered:
                 self.events += self.client.receive_data(answered)
@@ -105,7 +105,7 @@ def test_first_block_after_a_smaller_table(sizes: dict[SettingId, int], settled:
     calls = client.headers() + client.data() + client.headers() + client.data()
 
     for stream_id, message in messages(client.connection.receive(calls)):
-        client.connection.answer(stream_id, message)
+        client.connection.sender.answer(stream_id, message)
 
     begun, *others = blocks(client)
     assert begun[:2] == b"\x20\x88"
@@ -118,8 +118,10 @@ def test_smallest_table_between_two_blocks() -> None:
     size = SettingId.HEADER_TABLE_SIZE
     client.connection.receive(frames.settings({size: 10}) + frames.settings({size: 4_096}))
 
-    for stream_id, message in messages(client.connection.receive(client.headers() + client.data())):
-        client.connection.answer(stream_id, message)
+    for stream_id, message in messages(
+        client.connection.receive(client.headers() + client.data()).events
+    ):
+        client.connection.sender.answer(stream_id, message)
 
     assert blocks(client)[0][0] == 0x20
 
@@ -176,7 +178,7 @@ def test_okhttp() -> None:
     for number in range(20):
         calls = messages(connection.receive(okhttp.call((("x-trace", b"%d" % number),))))
         assert len(calls) == 1
-        connection.answer(*calls[0])
+        connection.sender.answer(*calls[0])
         if number == 0:
             connection.receive(frames.frame(FrameType.SETTINGS, ACK, 0, b""))
 
@@ -188,16 +190,16 @@ def test_table_that_is_given_up_late() -> None:
     okhttp = OkHttp()
     client = okhttp.client
     client.connection.receive(okhttp.call())
-    client.connection.answer(1, b"")
+    client.connection.sender.answer(1, b"")
     client.connection.receive(client.ack() + okhttp.call())
-    client.connection.answer(3, b"")
+    client.connection.sender.answer(3, b"")
     client.encoder.header_table_size = 0
 
     for _ in range(3):
         calls = messages(client.connection.receive(client.headers() + client.data()))
-        client.connection.answer(*calls[0])
+        client.connection.sender.answer(*calls[0])
 
-    assert client.connection._headers.recall(client.encoder.encode(HEADERS)) is not None
+    assert client.connection._receiver._headers.recall(client.encoder.encode(HEADERS)) is not None
     assert not client.connection.closing
 
 
@@ -208,10 +210,10 @@ def test_clients_that_keep_their_tables() -> None:
         client, later = Client(), []
         for number in range(4):
             frame = client.headers(path=path)
-            (calls,) = client.connection.receive(frame + client.data())
+            (calls,) = client.connection.receive(frame + client.data()).events
             assert isinstance(calls, Calls)
             assert calls.head.path == path.encode()
-            client.connection.answer(client.stream_id, b"")
+            client.connection.sender.answer(client.stream_id, b"")
             if number == 0:
                 client.connection.receive(client.ack())
             else:

@@ -40,7 +40,7 @@ async def test_many_are_told_to_leave(tmp_path: Path) -> None:
     told = [0]
     while told[-1] < len(clients):
         await asyncio.sleep(0)
-        leaving = (each.connection._life.leaving for each in place.server._protocols)
+        leaving = (each.connection.life.leaving for each in place.server._protocols)
         told.append(sum(each is not Leaving.STAYING for each in leaving))
 
     assert max(after - before for before, after in pairwise(told)) <= 33

@@ -40,7 +40,6 @@ async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) 
     with there, here:
         here.setblocking(False)
         ends.protocol.draw_from(here)
-        ends.overload.hurried(4_000)
         other.data_received(b"PRI")
         now_us = elapsed_us()
 
@@ -54,13 +53,13 @@ async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) 
         late(now_us)
         there.send(ends.frames("100S") + ends.frames("100S"))
         assert not ends.protocol.handle_piece(now_us + 80_000_000)
-        assert ends.calls._haste.refused == 3
+        assert ends.stats.overloaded["refused"] == 3
         for number in range(1, 9):
             assert not ends.wire.reading
             there.send(ends.frames("100S"))
             assert not ends.protocol.handle_piece(now_us + 80_000_000 + number * 10_000_000)
         assert ends.wire.reading
-        assert ends.calls._haste.refused == 3
+        assert ends.stats.overloaded["refused"] == 3
 
         late(now_us + 200_000_000)
         assert not ends.protocol.handle_piece(now_us + 210_000_000)
@@ -79,7 +78,7 @@ class Rested:
         self.turns = 0
         self.had_turn = asyncio.Event()
 
-    def handle_piece(self, _now_us: int) -> bool:
+    def handle_piece(self, _now_us: int, *, at_once: bool = False) -> bool:
         self.turns += 1
         self.had_turn.set()
         return False
@@ -150,7 +149,7 @@ def test_a_visit_should_find_some_calls() -> None:
     what comes meanwhile can still be answered in time, if all of it may be counted at once.
     """
     backlog = Backlog()
-    backlog.fate(0, 0, ENVOYS_US)
+    backlog.is_late(0, 0, ENVOYS_US)
 
     assert backlog.rest_us(1_000, 300, late=False) == 1_000
     assert backlog.rest_us(9_000, 300, late=False) == 6_000
@@ -300,7 +299,6 @@ async def test_nothing_is_counted_while_more_is_in_the_socket(
     monkeypatch.setattr(drawing, "_MOST_READS", 1)
     ends = Ends(Asking(tmp_path, RULES, store=Timed()))
     ends.settle()
-    ends.overload.hurried(4_000)
     with drawn_from(ends) as there:
         there.sendall(b"".join(ends.frames("100S") for _ in range(1_000)))
         assert ends.protocol.handle_piece(80_000_001)
@@ -336,16 +334,16 @@ def test_of_late_reads_all_or_the_newest_are_counted() -> None:
     be answered in time; if that is less than a call, once in eight visits.
     """
     backlog = Backlog()
-    backlog.fate(0, 0, ENVOYS_US)
+    backlog.is_late(0, 0, ENVOYS_US)
     assert backlog.chosen(0, 4_000, 1_000, 8_192, None) == (False, 1_000)
     assert backlog.chosen(0, 13_000, 1_000, 8_192, None) == (True, 1_000)
     assert backlog.chosen(0, 16_000, 40_000, 8_192, None) == (False, 10_000)
     backlog = Backlog()
-    backlog.fate(0, 0, ENVOYS_US)
+    backlog.is_late(0, 0, ENVOYS_US)
     few = [backlog.chosen(0, 16_000, size, 8_192, None) for size in (1_024, 370, 2_048)]
     assert few == [(False, 707), (False, 0), (False, 1_414)]
     backlog = Backlog()
-    backlog.fate(0, 0, ENVOYS_US)
+    backlog.is_late(0, 0, ENVOYS_US)
     fewer = [backlog.chosen(0, 16_000, 370, 8_192, None) for _ in range(15)]
     assert fewer == [(False, 0)] * 7 + [(False, 255)] + [(False, 0)] * 7
 
@@ -359,7 +357,7 @@ def test_of_late_reads_all_or_the_newest_are_counted() -> None:
 def test_calls_that_would_be_late_in_the_store_are_not_chosen() -> None:
     """Half of the patience is for the wait for us and in the store, where there is one."""
     backlog = Backlog()
-    backlog.fate(0, 0, ENVOYS_US)
+    backlog.is_late(0, 0, ENVOYS_US)
 
     assert backlog.chosen(0, 7_000, 1_000, 8_192, 3_000) == (True, 1_000)
     assert backlog.chosen(0, 7_000, 1_000, 8_192, 3_001) == (False, 849)
@@ -378,7 +376,7 @@ def test_at_ten_times_the_load_all_hear_in_time_and_as_much_is_counted() -> None
         backlogs = [Backlog(allowance) for _ in clients]
         visited_us, counted, longest_us = [0] * 100, 0, 0
         for backlog in backlogs:
-            backlog.fate(0, 0, ENVOYS_US)
+            backlog.is_late(0, 0, ENVOYS_US)
         while now_us < 2_000_000:
             due_us, number = heapq.heappop(clients)
             now_us = max(now_us, due_us)
@@ -406,7 +404,6 @@ async def test_chosen_calls_are_counted_where_no_store_is_waited_for(tmp_path: P
     for store, counted in ((MemoryStore(100, Stats(), Health()), True), (Timed(), False)):
         ends = Ends(Asking(tmp_path, RULES, store=store))
         ends.settle()
-        ends.overload.hurried(4_000)
         with drawn_from(ends) as there:
             there.send(ends.frames("100S"))
             ends.protocol.handle_piece(60_000_000)

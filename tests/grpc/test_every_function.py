@@ -65,11 +65,11 @@ READING = "grpc/h2/"
 
 ENDS_A_CONNECTION = {
     "Backlog.caught_up_us",
-    "Haste.concerns",
-    "Sending.blocked",
+    "Sender.blocked",
+    "Sender.may_go_on",
     "ServiceCalls._decide_alone",
     "ServiceCalls.handle",
-    "ServiceCalls.haste",
+    "ServiceCalls.next_are_late",
     "ServiceCalls.wants_origins",
     "Telling.wants_origins",
 }
@@ -89,7 +89,7 @@ EXCUSED = {
     "Service._charge": _OUTERMOST,
     "Service._settled": _REPLIES,
     "Service._tell": _OUTERMOST,
-    "ServiceCalls._submit": "its calls are handed on with the next ones",
+    "ServiceCalls._submit_all": "its calls are handed on with the next ones",
     "_decided": _REPLIES,
     "Http2Protocol._do_step": "as the turns know no calls, its connection waits until it is closed",
     "Http2Protocol._flush_now": "what it was to write is written with the next piece",
@@ -212,7 +212,7 @@ class Client:
 def ignore(_: CodeType) -> None: ...
 
 
-@pytest.fixture(params=["memory", "large", "late", "hurried", "refused", "redis", "ring, denied"])
+@pytest.fixture(params=["memory", "large", "late", "refused", "redis", "ring, denied"])
 async def client(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -236,7 +236,7 @@ async def client(
     await store.close()
 
 
-@pytest.fixture(params=["memory", "large", "late", "hurried", "refused", "odd"])
+@pytest.fixture(params=["memory", "large", "late", "refused", "odd"])
 async def reading(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
     stats = Stats()
     counts = request.param in ("memory", "large", "odd")
@@ -254,7 +254,7 @@ async def _client(directory: Path, store: Store, stats: Stats, param: str) -> Cl
     asked = [descriptor(f"many={value}") for value in range(200 if kind == "large" else 4)]
     if "denied" in param:
         asked.append(descriptor("few=a", addend=5))
-    waited_us = {"late": 3_000_000, "hurried": 50_000_000, "refused": 80_000_000}.get(kind, 0)
+    waited_us = {"late": 3_000_000, "refused": 80_000_000}.get(kind, 0)
     client = Client(Ends(asking), asked, waited_us, stats.store_errors)
     await client.settle()
     return client

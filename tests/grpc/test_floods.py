@@ -52,7 +52,7 @@ def test_busy_client_is_no_flood() -> None:
 
     for _ in range(10_000):
         client.connection.receive(client.headers() + client.data() + frames.window_update(0, 1))
-        client.connection.answer(client.stream_id, b"")
+        client.connection.sender.answer(client.stream_id, b"")
         client.connection.take_output()
 
     assert not client.connection.closing
@@ -67,7 +67,7 @@ def test_careful_client_is_no_flood() -> None:
     for _ in range(3_000):
         client.connection.receive(frames.window_update(0, 5) + pings)
         client.connection.receive(client.headers() + client.data())
-        client.connection.answer(client.stream_id, b"")
+        client.connection.sender.answer(client.stream_id, b"")
 
     assert not client.connection.closing
 
@@ -91,11 +91,11 @@ def test_large_headers_of_calls_that_are_answered_are_no_flood(calls: int, size:
     for number in range(calls):
         extra = [("baggage", f"{number:06}" + "a" * size)]
         client.connection.receive(client.headers(extra) + client.data())
-    assert client.connection.open_streams == calls
+    assert len(client.connection.streams) == calls
     for number in range(calls):
-        client.connection.answer(2 * number + 1, b"")
+        client.connection.sender.answer(2 * number + 1, b"")
 
-    assert not client.connection.open_streams
+    assert not len(client.connection.streams)
     assert not client.connection.closing
 
 

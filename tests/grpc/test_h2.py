@@ -58,7 +58,7 @@ def test_call_in_pieces() -> None:
     events = [
         event
         for at in range(len(stream))
-        for event in client.connection.receive(stream[at : at + 1])
+        for event in client.connection.receive(stream[at : at + 1]).events
     ]
 
     (call,) = events
@@ -83,7 +83,7 @@ def test_padded_call() -> None:
     for piece in pieces:
         window -= len(piece) - 9
         assert window >= 0, "the client must wait for a window that nobody opens"
-        events += connection.receive(piece)
+        events += connection.receive(piece).events
         for kind, _, stream_id, payload in client.said():
             if kind == FrameType.WINDOW_UPDATE and stream_id:
                 window += int.from_bytes(payload, "big")
@@ -98,7 +98,7 @@ def test_several_calls_in_one_read() -> None:
 
     events = client.connection.receive(
         b"".join(client.headers() + client.data(b"%d" % number) for number in range(3))
-    )
+    ).events
 
     assert messages(events) == [(1, b"0"), (3, b"1"), (5, b"2")]
 
@@ -111,7 +111,7 @@ def test_answer_waits_for_the_window() -> None:
     )
     client.said()
 
-    client.connection.answer(1, b"answer")
+    client.connection.sender.answer(1, b"answer")
     first = [(kind, payload) for kind, _, _, payload in client.said() if kind == FrameType.DATA]
     client.connection.receive(frames.window_update(1, 100))
     second = [(kind, len(payload)) for kind, _, stream, payload in client.said() if stream == 1]
@@ -119,7 +119,7 @@ def test_answer_waits_for_the_window() -> None:
     assert first == [(FrameType.DATA, b"\0\0\0\0")]
     assert second[0] == (FrameType.DATA, 7)
     assert second[1][0] == FrameType.HEADERS
-    assert client.connection.open_streams == 0
+    assert len(client.connection.streams) == 0
 
 
 def test_no_call_behind_a_shut_window() -> None:
@@ -133,16 +133,16 @@ def test_no_call_behind_a_shut_window() -> None:
     part = frames.frame(FrameType.DATA, 0, 1, bytes(16_384))
 
     connection.receive(frames.frame(FrameType.HEADERS, END_HEADERS, 1, block) + 5 * part)
-    held = connection.held
+    held = connection.budget.held
     for _ in range(BODY_SECONDS + 9):
         connection.tick()
-    assert connection.held == held
+    assert connection.budget.held == held
     connection.receive(frames.frame(FrameType.DATA, END_STREAM, 1, b""))
     connection.receive(frames.window_update(1, 1_000))
 
     said = [(kind, flags) for kind, flags, stream_id, _ in client.said() if stream_id == 1]
     assert said == [(FrameType.HEADERS, END_HEADERS), (FrameType.DATA, END_STREAM)]
-    assert (connection.open_streams, connection.held) == (0, 0)
+    assert (len(connection.streams), connection.budget.held) == (0, 0)
 
 
 def test_cancelled_call() -> None:
@@ -151,8 +151,8 @@ def test_cancelled_call() -> None:
     client.connection.receive(client.headers() + client.data())
     client.said()
 
-    events = client.connection.receive(frames.rst_stream(1, ErrorCode.CANCEL))
-    client.connection.answer(1, b"late")
+    events = client.connection.receive(frames.rst_stream(1, ErrorCode.CANCEL)).events
+    client.connection.sender.answer(1, b"late")
 
     assert events == [Cancelled(1)]
     assert [kind for kind, *_ in client.said()] == [FrameType.SETTINGS]
@@ -183,7 +183,7 @@ def test_stream_that_depends_on_itself(at: int | None) -> None:
 
     resets = [payload for kind, _, _, payload in client.said() if kind == FrameType.RST_STREAM]
     assert resets == [ErrorCode.PROTOCOL_ERROR.to_bytes(4, "big")]
-    assert client.connection.open_streams == 0
+    assert len(client.connection.streams) == 0
 
 
 def test_gzip() -> None:
@@ -252,12 +252,12 @@ def test_graceful_end() -> None:
     client.connection.receive(client.headers() + client.data())
     client.connection.receive(frames.ping(first, ack=True))
     (second,) = pings()
-    queued = client.connection.receive(client.headers() + client.data())
+    queued = client.connection.receive(client.headers() + client.data()).events
     client.connection.receive(frames.ping(second, ack=True))
-    late = client.connection.receive(client.headers() + client.data())
+    late = client.connection.receive(client.headers() + client.data()).events
     for stream_id in (1, 3, 5):
         assert not client.connection.closing
-        client.connection.answer(stream_id, b"")
+        client.connection.sender.answer(stream_id, b"")
 
     assert messages(queued) == [(5, b"body")]
     assert late == []
@@ -282,10 +282,10 @@ def test_any_frames(stream: list[bytes], settled: bool) -> None:
         client.settle()
     for data in stream:
         for stream_id, message in messages(client.connection.receive(data)):
-            client.connection.answer(stream_id, message)
+            client.connection.sender.answer(stream_id, message)
         client.said()
 
-    assert client.connection.open_streams <= MAX_STREAMS
+    assert len(client.connection.streams) <= MAX_STREAMS
 
 
 BLOCK = hpack.Encoder().encode([*HEADERS, ("x-b3", "\x00" * 3)], huffman=False)
@@ -345,16 +345,16 @@ def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
         data = b"".join(stream)
         events = []
         for at in range(0, len(data), size):
-            events += client.connection.receive(data[at : at + size], most)
+            events += client.connection.receive(data[at : at + size], most).events
             while client.connection.has_more:
-                events += client.connection.receive(b"", most)
+                events += client.connection.receive(b"", most).events
         others = [event for event in events if not isinstance(event, Calls)]
         in_order = [event for event in others if not isinstance(event, Cancelled)]
         others.sort(key=lambda event: event.stream_id)
         for stream_id, message in messages(events):
-            client.connection.answer(stream_id, message)
+            client.connection.sender.answer(stream_id, message)
         said = sorted(client.said(), key=lambda frame: frame[2])
-        found.append((messages(events), in_order, others, said, client.connection.open_streams))
+        found.append((messages(events), in_order, others, said, len(client.connection.streams)))
 
     assert found[0] == found[1] == found[2]
 

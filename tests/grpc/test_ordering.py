@@ -1,11 +1,10 @@
-"""Frames of several calls that are put in order: the same comes of them in any order."""
+"""Frames of several calls at once: the same comes of them in any order, and in any reads."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from functools import partial
 from random import Random
-from types import FrameType as PythonFrame
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,10 +18,10 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
     SettingId,
 )
+from tests.grpc.counted_work import work_of
 from tests.grpc.h2_client import Client
 from tests.grpc.many_calls import (
     BLOCKS,
-    Late,
     as_envoy,
     as_go,
     as_grpcio,
@@ -46,7 +45,8 @@ def frames_in(said: bytes) -> Iterator[bytes]:
 
 def credits_of(connection: Connection) -> dict[int, int]:
     """How much wider the window of each open stream is."""
-    records = {each: connection._stream(each) for each in list(connection._streams)}
+    streams = connection.streams
+    records = {each: streams.record(each) for each in [*streams.open, *streams.begun]}
     return {each: record.credit for each, record in records.items() if record}
 
 
@@ -60,11 +60,11 @@ class Told:
         self.cancelled: list[int] = []
         self.frames: list[tuple[int, int, int, bytes]] = []
 
-    def hear(self, data: bytes, *, followed: bool = False) -> None:
+    def hear(self, data: bytes) -> None:
         connection = self.client.connection
-        events = connection.receive(data, 32, followed=followed)
+        events = connection.receive(data, 32).events
         while connection.has_more:
-            events += connection.receive(b"", 32, followed=followed)
+            events += connection.receive(b"", 32).events
         for event in events:
             if isinstance(event, Calls):
                 self.calls.update(zip(event.stream_ids, event.messages, strict=True))
@@ -81,11 +81,11 @@ class Told:
             sorted(self.calls.items()),
             sorted(self.cancelled),
             resets,
-            connection.latest_stream,
-            sorted(connection._streams),
-            sorted(connection._unfinished),
-            connection._send_window,
+            connection.streams.latest,
+            connection.sender.window,
             credits_of(connection),
+            sorted(connection.streams.open),
+            sorted(connection.streams.unfinished),
         )
 
 
@@ -161,7 +161,7 @@ def test_the_order_of_frames_of_different_calls_means_nothing(
     at_once.hear(said)
     at = 0
     for size in cuts:
-        piecemeal.hear(said[at : at + size], followed=chance.random() < 0.7)
+        piecemeal.hear(said[at : at + size])
         at += size
     piecemeal.hear(said[at:])
 
@@ -172,76 +172,40 @@ def test_the_order_of_frames_of_different_calls_means_nothing(
     assert at_once.state() == frame_by_frame.state()
 
 
-@settings(max_examples=200)
-@given(PARTS, st.randoms(use_true_random=False))
-def test_the_order_of_frames_of_late_calls_means_nothing(
-    parts: list[tuple[str, int, int]], chance: Random
-) -> None:
-    """The same calls are refused, however their frames are mixed with those of others."""
-    said = mixed(parts, chance)
-    at_once, frame_by_frame = Late(), Late()
-    taken_back = {FIRST + 2 * at for at, (kind, *_) in enumerate(parts) if kind == "reset"}
-    at_once.taken_back = frame_by_frame.taken_back = taken_back
-
-    at_once.hear(said)
-    for frame in frames_in(said):
-        frame_by_frame.hear(frame)
-
-    assert at_once.state() == frame_by_frame.state()
-
-
-def test_a_late_call_is_refused_by_its_headers() -> None:
-    """Nobody waits for the message of a call that is refused; what comes of it is passed over."""
-    client = Late()
-    client.hear(call(FIRST, message(1), BLOCKS[0]))
-    headers, data = split(call(FIRST + 2, message(100), BLOCKS[0]))
-    client.over.clear()
-    before = client.credit + client.connection._consumed
-
-    client.hear(headers)
-    assert client.over == [FIRST + 2]
-    client.hear(data + call(FIRST + 4, message(1), BLOCKS[0]))
-    assert client.over == [FIRST + 2, FIRST + 4]
-    assert not client.errors
-    assert client.credit + client.connection._consumed - before == len(data) - 9 + 6
-
-
 def test_a_call_that_does_not_go_on_makes_others_no_dearer() -> None:
-    """Others are not put in order again and again because one in front of them is not whole."""
-    done = [0, 0]
+    """Others cost no more because one in front of them is not whole."""
+    done = []
     for first in range(2):
         client = Told()
         streams = range(FIRST + 2, FIRST + 2_002, 2)
         headers, _ = split(call(FIRST, message(1), BLOCKS[0]))
         said = headers * first + as_go(streams, BLOCKS[:1] * len(streams))
-
-        def count(frame: PythonFrame | None, event: str, argument: object, at: int = first) -> None:
-            done[at] += event in {"call", "c_call"}
-
-        sys.setprofile(count)
-        for at in range(0, len(said), 8_192):
-            client.hear(said[at : at + 8_192], followed=at + 8_192 < len(said))
-        sys.setprofile(None)
+        done.append(work_of(partial(_hear_in_reads, client, said)))
         assert len(client.calls) == len(streams)
 
     assert done[1] < done[0] * 5 // 4
 
 
+def _hear_in_reads(client: Told, said: bytes) -> None:
+    for at in range(0, len(said), 8_192):
+        client.hear(said[at : at + 8_192])
+
+
 def test_wider_windows_are_taken_as_far_as_they_go() -> None:
     """Window updates in a row are taken together; one that is faulty is met as it is alone."""
     client = Told()
-    first = client.client.connection.latest_stream + 2
+    first = client.client.connection.streams.latest + 2
     calls = b"".join(call(each, message(1), BLOCKS[0]) for each in range(first, first + 40, 2))
     updates = [frames.window_update(each, 7) for each in range(first, first + 40, 2)]
-    before = client.client.connection._send_window
+    before = client.client.connection.sender.window
     client.hear(calls + b"".join(updates * 2) + frames.window_update(0, 9) * 3)
 
     connection = client.client.connection
-    assert connection._send_window == before + 27
+    assert connection.sender.window == before + 27
     assert credits_of(connection) == dict.fromkeys(range(first, first + 40, 2), 14)
 
     client.hear(b"".join(updates[:3]) + frames.window_update(first + 6, 0) + updates[5])
-    assert (first + 6) not in connection._streams
+    assert (first + 6) not in connection.streams.open
     assert credits_of(connection)[first + 10] == 21
     client.hear(b"".join(updates[:3]) + frames.window_update(0, 0))
     assert connection.closing
@@ -251,13 +215,13 @@ def test_wider_windows_of_calls_that_are_over_are_forgotten() -> None:
     """A client that widens a window with every call makes nothing grow."""
     client = Told()
     connection = client.client.connection
-    first = connection.latest_stream + 2
+    first = connection.streams.latest + 2
     for stream_id in range(first, first + 4_000, 2):
         client.hear(as_grpcio([stream_id], BLOCKS[:1]))
-        connection.answer(stream_id, b"told")
+        connection.sender.answer(stream_id, b"told")
 
-    assert not connection._streams
-    assert len(connection._widened) < 300
+    assert not connection.streams.open
+    assert len(connection.streams.widened) < 300
 
 
 def test_answers_wait_for_the_windows_of_whole_calls() -> None:
@@ -266,7 +230,7 @@ def test_answers_wait_for_the_windows_of_whole_calls() -> None:
     client.settle()
     connection = client.connection
     connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
-    first = connection.latest_stream + 2
+    first = connection.streams.latest + 2
     for size, opened in ((3, 2), (100, 100)):
         streams = [first, first + 2]
         first += 4
@@ -276,7 +240,7 @@ def test_answers_wait_for_the_windows_of_whole_calls() -> None:
         )
         client.said()
         for each in streams:
-            connection.answer(each, b"x" * size)
+            connection.sender.answer(each, b"x" * size)
         told = [len(payload) for kind, _, _, payload in client.said() if kind == FrameType.DATA]
         assert told == [min(opened, size + 5)] * 2
 

@@ -1,4 +1,4 @@
-"""Calls that there is no time for: how long one is counted, and what decides the others."""
+"""Calls that there is no time for: how long one is counted."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service import wire
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2.overload import Backlog, Fate, Overload
-from ratelimit_service.grpc.h2.server import H2Server
-from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
+from ratelimit_service.grpc.h2.overload import Backlog
+from ratelimit_service.model import FailurePolicy, Hit, Outcome
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.service.at_hand import AtHand, Ready
-from ratelimit_service.settings import Settings
-from ratelimit_service.stores import AT_ONCE, DROPPED, NEVER, Done, Outcomes, Wanted, always, judge
+from ratelimit_service.stores import NEVER, Done, Outcomes, Wanted, always, judge
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from tests.grpc.served_ends import ENVOYS_US, RULES, Ends
 from tests.servers.redis import RedisServer
-from tests.service.asking import Asking, Away, Heard, Timed, descriptor
+from tests.service.asking import Asking, Away, Timed
 from tests.stores.cases import hearing, hit
 from tests.stores.redis_store import started
+
+PAST_US = 0
+"""A deadline that is over."""
 
 
 def late_for_long() -> Backlog:
@@ -39,10 +38,10 @@ def test_callers_that_do_not_wait_at_all(timeout_us: int) -> None:
     """A client whose callers wait for nothing, as they say, is visited like any other."""
     backlog = late_for_long()
     now_us = elapsed_us()
-    fate = backlog.fate(now_us, 4_000, timeout_us)
+    late = backlog.is_late(now_us, 4_000, timeout_us)
     chosen, fresh_bytes = backlog.chosen(now_us, 8_000, 4_000, 8_192, None)
 
-    assert fate is Fate.REFUSED
+    assert late
     assert (chosen, fresh_bytes) == (False, 0)
     assert backlog.rest_us(8_000, 4_000, late=True) <= 8_000
 
@@ -51,11 +50,10 @@ def test_calls_are_counted_until_they_have_waited_for_long() -> None:
     """In the first fifth of its caller's patience a call is counted, later it is not."""
     now_us, backlog = elapsed_us(), late_for_long()
 
-    assert backlog.fate(now_us, 0, ENVOYS_US) is Fate.COUNTED
-    assert backlog.fate(now_us, 4_000, ENVOYS_US) is Fate.COUNTED
-    assert backlog.fate(now_us, 4_001, ENVOYS_US) is Fate.HURRIED
-    assert backlog.fate(now_us, 15_000, ENVOYS_US) is Fate.HURRIED
-    assert backlog.fate(now_us, 15_001, ENVOYS_US) is Fate.REFUSED
+    assert not backlog.is_late(now_us, 0, ENVOYS_US)
+    assert not backlog.is_late(now_us, 4_000, ENVOYS_US)
+    assert backlog.is_late(now_us, 4_001, ENVOYS_US)
+    assert backlog.is_late(now_us, 15_000, ENVOYS_US)
 
 
 def test_a_burst_is_counted_as_long_as_it_is_answered_in_time() -> None:
@@ -65,44 +63,22 @@ def test_a_burst_is_counted_as_long_as_it_is_answered_in_time() -> None:
     """
     backlog = Backlog()
 
-    assert backlog.fate(0, 4_001, ENVOYS_US) is Fate.COUNTED
-    assert backlog.fate(9_000, 10_000, ENVOYS_US) is Fate.COUNTED
-    assert backlog.fate(9_000, 10_001, ENVOYS_US) is Fate.HURRIED
-    assert backlog.fate(19_999, 10_000, ENVOYS_US) is Fate.COUNTED
-    assert backlog.fate(20_000, 4_001, ENVOYS_US) is Fate.HURRIED
-    assert backlog.fate(30_000, 4_000, ENVOYS_US) is Fate.COUNTED
-    assert backlog.fate(40_000, 4_001, ENVOYS_US) is Fate.HURRIED
-    assert backlog.fate(60_001, 4_001, ENVOYS_US) is Fate.COUNTED
+    assert not backlog.is_late(0, 4_001, ENVOYS_US)
+    assert not backlog.is_late(9_000, 10_000, ENVOYS_US)
+    assert backlog.is_late(9_000, 10_001, ENVOYS_US)
+    assert not backlog.is_late(19_999, 10_000, ENVOYS_US)
+    assert backlog.is_late(20_000, 4_001, ENVOYS_US)
+    assert not backlog.is_late(30_000, 4_000, ENVOYS_US)
+    assert backlog.is_late(40_000, 4_001, ENVOYS_US)
+    assert not backlog.is_late(60_001, 4_001, ENVOYS_US)
 
 
 def test_callers_that_wait_longer_are_counted_for_longer() -> None:
     """Patience is each caller's own."""
     now_us, backlog = elapsed_us(), late_for_long()
 
-    assert backlog.fate(now_us, 100_000, 1_000_000) is Fate.COUNTED
-    assert backlog.fate(now_us, 200_001, 1_000_000) is Fate.HURRIED
-
-
-def test_callers_that_say_nothing_are_always_counted() -> None:
-    """Who gives no time is counted, however long it has waited."""
-    now_us, backlog = elapsed_us(), late_for_long()
-
-    assert backlog.fate(now_us, 60_000_000, None) is Fate.COUNTED
-
-
-def test_only_some_are_decided_by_policy() -> None:
-    """For sixteen calls that are counted one may be decided by policy, and a burst of some more."""
-    overload = Overload(Stats(), Health())
-    hurried = 0
-    while overload.may_hurry:
-        overload.hurried(1)
-        hurried += 1
-
-    overload.counted(16)
-    assert hurried == 500
-    assert overload.may_hurry
-    overload.hurried(1)
-    assert not overload.may_hurry
+    assert not backlog.is_late(now_us, 100_000, 1_000_000)
+    assert backlog.is_late(now_us, 200_001, 1_000_000)
 
 
 async def test_a_count_is_waited_for_as_long_as_an_answer_can_still_be_in_time(
@@ -117,24 +93,6 @@ async def test_a_count_is_waited_for_as_long_as_an_answer_can_still_be_in_time(
     after = elapsed_us()
 
     assert before + 16_000_000 <= store.deadlines_us[-1] <= after + 16_000_000
-
-
-async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Path) -> None:
-    """A store gets no time for such a call, or none at all; fresh calls are counted again."""
-    store = Timed()
-    ends = Ends(Asking(tmp_path, RULES, store=store))
-    ends.settle()
-    store.deadlines_us.clear()
-
-    assert ends.call()
-    assert ends.call(waited_us=50_000_000)
-    assert not ends.call(waited_us=80_000_000)
-    assert ends.call()
-
-    assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True, False, True]
-    ends.calls.look()
-    assert ends.stats.overloaded == {"hurried": 1, "refused": 1}
-    assert list(ends.health.faults) == ["overloaded"]
 
 
 async def test_a_burst_is_no_overload(tmp_path: Path) -> None:
@@ -158,74 +116,24 @@ async def test_a_burst_is_no_overload(tmp_path: Path) -> None:
         assert ends.stats.overloaded.total() == 1
 
 
-async def test_answers_at_hand_are_those_of_the_policy(tmp_path: Path) -> None:
-    """A request that comes again while there is no time gets the same answer, and is tallied."""
-    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+async def test_what_waited_too_long_is_not_counted(tmp_path: Path) -> None:
+    """A store is not asked about such a call, which is refused; fresh calls are counted again."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.settle()
-    ends.call(waited_us=50_000_000)
+    store.deadlines_us.clear()
 
-    answered = [ends.call(waited_us=50_000_000) for _ in range(100)]
+    assert ends.call()
+    assert not ends.call(waited_us=50_000_000)
+    assert not ends.call(waited_us=80_000_000)
+    assert ends.call()
 
-    assert answered == [True] * 100
-    store = ends.service._store
-    assert isinstance(store, Timed)
-    assert len(store.deadlines_us) < 50  # nearly all were answered without being planned
-    ends.calls.look()
-    assert ends.stats.overloaded == {"hurried": 101}
-    assert ends.stats.policy_decisions == {"open": 101}
-    assert ends.stats.decisions == {"ok": 101}
-    assert ends.tally("user").take() == [101, 0, 0, 0, 0, 0, 0, 101]
+    assert len(store.deadlines_us) == 2
+    assert ends.stats.overloaded == {"refused": 2}
+    assert list(ends.health.faults) == ["overloaded"]
 
 
-async def test_what_was_never_asked_is_not_planned_without_time(tmp_path: Path) -> None:
-    """Where all policies are `open` it is allowed; where one is not, the policies are looked up."""
-    asking = Asking(tmp_path, RULES, store=Timed())
-    closed = RULES.replace("edge", "shut").replace(
-        "per_unit: 2", "per_unit: 2, failure_policy: closed"
-    )
-    (tmp_path / "closed.yaml").write_text(closed)
-    asking.rules.load()
-    request = Request("edge", (descriptor("user=new"), descriptor("other=1")))
-    bodies = [wire.encode_request(each) for each in (request, request._replace(domain="shut"))]
-
-    open_, shut = await asking.service.decide(bodies, AT_ONCE)
-
-    assert isinstance(open_, bytes)
-    assert isinstance(shut, bytes)
-    assert [status.code for status in wire.decode_decision(open_).statuses] == [Code.OK] * 2
-    decided = wire.decode_decision(shut)
-    assert [status.code for status in decided.statuses] == [Code.OVER_LIMIT, Code.OK]
-    assert decided.code is Code.OVER_LIMIT
-    assert asking.stats.policy_decisions == {"open": 2, "closed": 1}
-
-
-def test_answers_are_at_hand_for_a_moment_only() -> None:
-    """Then it is asked again who is over a limit."""
-    at_hand = AtHand(Stats())
-    at_hand.answers(1_000_000)
-
-    at_hand.put(b"request", Ready(b"answer", (), DROPPED))
-
-    assert list(at_hand.answers(1_049_999)) == [b"request"]
-    assert list(at_hand.answers(1_050_000)) == []
-
-
-async def test_who_is_over_is_denied_at_hand_too(tmp_path: Path) -> None:
-    """A caller that the local cache knows is denied in haste, and tallied, as it is with time."""
-    over = Over()
-    ends = Ends(Asking(tmp_path, RULES, store=LocalCache(over, 1 << 20, Stats())))
-    ends.settle()
-    ends.call(waited_us=50_000_000)
-
-    answered = [ends.call(waited_us=50_000_000) for _ in range(20)]
-
-    assert answered == [True] * 20
-    ends.calls.look()
-    assert ends.stats.decisions == {"over_limit": 21}
-    assert ends.tally("user").take() == [21, 21, 0, 0, 0, 0, 0, 0]
-
-
-async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -> None:
+async def test_callers_that_wait_longer_are_counted(tmp_path: Path) -> None:
     """Beside callers without time one that has time is counted."""
     store = Timed()
     ends = Ends(Asking(tmp_path, RULES, store=store))
@@ -235,7 +143,7 @@ async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -
 
     assert ends.call(waited_us=50_000_000, timeout="10000S")
 
-    assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True]
+    assert len(store.deadlines_us) == 1
 
 
 @pytest.mark.parametrize("named", ["1n", "999999n", "1u", "2000u", "0m", "1m", "2m", "0S"])
@@ -316,8 +224,8 @@ async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -
     await started(store)
     answers: list[list[Outcomes]] = []
 
-    store.charge([[minutely(FailurePolicy.OPEN)]] * 9, hearing(answers.append), deadline_us=AT_ONCE)
-    store.charge([[minutely(FailurePolicy.LOCAL)]], hearing(answers.append), deadline_us=AT_ONCE)
+    store.charge([[minutely(FailurePolicy.OPEN)]] * 9, hearing(answers.append), deadline_us=PAST_US)
+    store.charge([[minutely(FailurePolicy.LOCAL)]], hearing(answers.append), deadline_us=PAST_US)
 
     assert answers[0] == [[None]] * 9
     ((local,),) = answers[1]
@@ -337,7 +245,7 @@ async def test_who_is_known_to_be_over_is_denied_all_the_same() -> None:
     cache.charge(
         [[minutely(FailurePolicy.OPEN)], [minutely(FailurePolicy.OPEN, "b")]],
         hearing(answers.append),
-        deadline_us=AT_ONCE,
+        deadline_us=PAST_US,
     )
 
     (denied,), (other,) = answers[1]
@@ -357,21 +265,5 @@ class Over(Away):
         deadline_us: int = NEVER,
         rank: int = 0,
     ) -> None:
-        over = Outcome(True, 0, 60_000_000, 0) if deadline_us > AT_ONCE else None
+        over = Outcome(True, 0, 60_000_000, 0) if deadline_us > PAST_US else None
         done([judge(hits, [over] * len(hits)) for hits in requests])
-
-
-async def test_answers_at_hand_are_counted_at_the_end(tmp_path: Path) -> None:
-    """What was answered at hand just before the server stops is counted and told as well."""
-    closed = Settings(failure_policy=FailurePolicy.CLOSED)
-    asking = Asking(tmp_path, RULES, store=Away(), settings=closed)
-    server = H2Server("127.0.0.1:0", asking.service, Health(), stats=asking.stats)
-    await server.start()
-    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-    heard = Heard(asking.service)
-    await asking.service.decide([body], AT_ONCE)
-    asking.service.at_hand.answers(0)[body].times += 7
-    await server.stop(0)
-
-    assert [each.times for each in heard] == [1, 7]
-    assert asking.stats.overloaded["hurried"] == 7

@@ -13,7 +13,7 @@ from ratelimit_service import compiled
 from ratelimit_service.eventloop import clock
 from ratelimit_service.eventloop.turns import TURN_US, Turns
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.connection import Event
+from ratelimit_service.grpc.h2.connection import Received
 from ratelimit_service.grpc.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.grpc.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
 from ratelimit_service.grpc.h2.protocol import Http2Protocol
@@ -87,7 +87,7 @@ async def test_a_read_of_little_work_is_handled_in_a_row(
             super().__init__()
             self.name = name
 
-        def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
+        def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
             order.append(self.name)
             now.us += piece_us
 
@@ -109,8 +109,8 @@ async def test_calls_in_bulk_are_one_piece() -> None:
     ends, client, pieces = Ends(), Client(), list[int]()
 
     class Noting(Calls):
-        def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
-            pieces.append(len(messages(events)))
+        def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
+            pieces.append(len(messages(received)))
 
     ends.protocol._calls = Noting()
     client.connection = ends.protocol.connection
@@ -294,7 +294,7 @@ class Failing(Calls):
         super().__init__()
         self.errors: list[str] = []
 
-    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
+    def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
         raise KeyError("a fault of ours")
 
     def failed(self, error: Exception) -> None:
@@ -370,10 +370,9 @@ async def test_silent_client_that_is_there() -> None:
     ends = Ends()
     for turn in range(1, 100):
         now = turn * (PING_SECONDS + 1)
-        # A pong at the present moment makes the silence begin anew.
-        ends.protocol.presence.heard_at = ends.started + now - PING_SECONDS - 1
+        ends.look(now - PING_SECONDS - 1)
 
-        assert ends.look(now) == [FrameType.PING]
+        assert ends.look(now + 1) == [FrameType.PING]
         ends.receive(frames.ping(b"are you?", ack=True))
     assert not ends.wire.closed
 
@@ -381,6 +380,7 @@ async def test_silent_client_that_is_there() -> None:
 async def test_client_that_is_gone() -> None:
     """A client that does not answer a ping is given up."""
     ends = Ends()
+    ends.look(0)
 
     assert ends.look(PING_SECONDS + 1) == [FrameType.PING]
     assert ends.look(PING_SECONDS + 2) == []
@@ -394,7 +394,7 @@ async def test_windows_that_stay_shut() -> None:
     ends, client = Ends(), Client()
     window = frames.settings({frames.SettingId.INITIAL_WINDOW_SIZE: 0})
     ends.receive(window + client.headers() + client.data())
-    ends.protocol.connection.answer(1, b"answer")
+    ends.protocol.connection.sender.answer(1, b"answer")
 
     ends.look(1)
     ends.look(BLOCKED_SECONDS - 1)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service import compiled
-from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.connection import Calls, Connection
+from ratelimit_service.grpc.h2 import frames, runs
+from ratelimit_service.grpc.h2.connection import Calls
 from ratelimit_service.grpc.h2.frames import (
     ACK,
     END_HEADERS,
@@ -22,6 +22,8 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
     SettingId,
 )
+from ratelimit_service.grpc.h2.receiving import Receiver
+from ratelimit_service.grpc.h2.sending import Sender
 from ratelimit_service.service import Answer
 from tests.grpc.h2_client import HEADERS, PATH, Client
 
@@ -124,7 +126,7 @@ def life(
         if at <= leave_at < at + size:
             connection.shut_down()
         before, waiting = waiting, []
-        for event in connection.receive(data[at : at + size]):
+        for event in connection.receive(data[at : at + size]).events:
             if isinstance(event, Calls):
                 events += zip(event.stream_ids, event.messages, strict=True)
                 waiting += event.stream_ids
@@ -134,10 +136,10 @@ def life(
         if not pauses[number % len(pauses)]:
             before, waiting = before + waiting, []
         answers: list[Answer] = [bytes(each % 50) for each in before]
-        done = connection.answer_whole(before, answers)
+        done = connection.sender.answer_whole(before, answers)
         for each in before[done:]:
             if connection.is_open(each):
-                connection.answer(each, bytes(each % 50))
+                connection.sender.answer(each, bytes(each % 50))
     return events, connection.take_output()
 
 
@@ -153,10 +155,10 @@ def test_whole_calls_are_handled_alike(
     """Whatever a client says, both ways hand on the same and write the same."""
     short = life(said, reads, pauses)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Connection, "_more_calls", lambda *given: (given[2], 0))
+        patched.setattr(runs, "usual_calls", lambda *given: (given[1], [], []))
         assert life(said, reads, pauses) == short
-        patched.setattr(Connection, "_whole_call", lambda *_: 0)
-        patched.setattr(Connection, "answer_whole", lambda *_: 0)
+        patched.setattr(Receiver, "_calls", lambda *_: (0, 0))
+        patched.setattr(Sender, "answer_whole", lambda *_: 0)
         assert life(said, reads, pauses) == short
 
 
@@ -164,25 +166,25 @@ def test_whole_calls_take_the_short_way() -> None:
     """Of calls that come whole none is handled frame by frame, and each is answered in one go."""
     client, taken = Client(), Counter[str]()
     client.settle()
-    handle, answer = Connection._handle, Connection.answer_whole
+    take, answer = Receiver._take, Sender.answer_whole
 
-    def counted(connection: Connection, *given: object) -> None:
+    def counted(receiver: Receiver, *given: object) -> None:
         taken["frames"] += 1
-        handle(connection, *given)  # type: ignore[arg-type]
+        take(receiver, *given)  # type: ignore[arg-type]
 
-    def answered(connection: Connection, stream_ids: list[int], answers: list[Answer]) -> int:
-        done = answer(connection, stream_ids, answers)
+    def answered(sender: Sender, stream_ids: list[int], answers: list[Answer]) -> int:
+        done = answer(sender, stream_ids, answers)
         taken["answers"] += done
         return done
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Connection, "_handle", counted)
-        patched.setattr(Connection, "answer_whole", answered)
+        patched.setattr(Receiver, "_take", counted)
+        patched.setattr(Sender, "answer_whole", answered)
         first = client.stream_id + 2
         calls = range(first, first + 20, 2)
-        events = client.connection.receive(b"".join(whole(each, 0, 5) for each in calls))
+        events = client.connection.receive(b"".join(whole(each, 0, 5) for each in calls)).events
         for each in calls:
-            client.connection.answer(each, b"")
+            client.connection.sender.answer(each, b"")
 
     assert isinstance(events[0], Calls)
     assert events[0].stream_ids == list(calls)

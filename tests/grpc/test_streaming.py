@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.connection import Event
+from ratelimit_service.grpc.h2.connection import Received
 from ratelimit_service.grpc.h2.events import Ended, Message
 from ratelimit_service.grpc.h2.frames import (
     END_HEADERS,
@@ -35,7 +35,7 @@ def test_streaming_calls_wait_for_their_answers() -> None:
     data = frames.frame(FrameType.DATA, END_STREAM, 1, body)
 
     first = client.talk(shut + client.chat() + data, b"x" * 1_000)
-    held = client.connection.held
+    held = client.connection.budget.held
     rest = client.talk(frames.window_update(1, 2_000_000))
 
     assert [event.message for event in first if isinstance(event, Message)] == [b"\0"]
@@ -44,7 +44,7 @@ def test_streaming_calls_wait_for_their_answers() -> None:
         bytes((number,)) for number in range(1, 200)
     ]
     assert isinstance(rest[-1], Ended)
-    assert client.connection.open_streams == client.connection.held == 0
+    assert len(client.connection.streams) == client.connection.budget.held == 0
 
 
 def test_streaming_calls_wait_in_frames_of_their_own() -> None:
@@ -103,11 +103,11 @@ async def test_chat_goes_on_when_the_client_reads_again() -> None:
     ends.protocol.connection = client.connection
     answered = []
 
-    def handle(protocol: Http2Protocol, events: list[Event]) -> None:
-        for event in events:
+    def handle(protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
+        for event in received.events:
             if isinstance(event, Message):
                 answered.append(event.message)
-                protocol.connection.send(event.stream_id, b"answer")
+                protocol.connection.sender.send(event.stream_id, b"answer")
                 if len(answered) == 3:
                     protocol.pause_writing()
 

@@ -159,7 +159,7 @@ async def test_refused_requests_are_told_too(
 def traces(client: Client, data: bytes) -> list[Headers]:
     """Those of all calls in this data."""
     found: list[Headers] = []
-    for event in client.connection.receive(data):
+    for event in client.connection.receive(data).events:
         assert isinstance(event, Calls)
         assert event.origins is not None
         found += [list(each.headers) for each in event.origins]
@@ -169,7 +169,7 @@ def traces(client: Client, data: bytes) -> list[Headers]:
 def test_parents_are_read_with_and_without_a_table() -> None:
     """A parent is read from Huffman-coded values, from the client's table, and without one."""
     client = Client()
-    client.connection.wants_origins = True
+    client.connection.callers.wanted = True
     extra = [("traceparent", PARENT.format(7)), ("x-b3-sampled", "1")]
     told = [(name.encode(), value.encode()) for name, value in extra]
     with_table = [client.headers(extra) + client.data() for _ in range(3)]
@@ -185,7 +185,7 @@ def test_parents_of_blocks_that_are_alike() -> None:
     """Of blocks that differ in a value or two each is read as if it came alone."""
     client = Client()
     client.settle()
-    client.connection.wants_origins = True
+    client.connection.callers.wanted = True
     told, data = [], b""
     for number in range(40):
         extra = [("x-request-id", f"id-{number}"), ("traceparent", PARENT.format(number % 7))]
@@ -206,7 +206,7 @@ def test_a_parent_that_is_not_coded_right() -> None:
     """Nothing is told of a caller whose headers cannot be decoded; its call is as any other."""
     client = Client()
     client.settle()
-    client.connection.wants_origins = True
+    client.connection.callers.wanted = True
     calls = [
         client.headers([("traceparent", PARENT.format(number))]) + client.data()
         for number in range(4)
@@ -223,14 +223,14 @@ def test_calls_of_one_read_keep_their_order() -> None:
     """Calls of which only some are asked for their trace are not mixed up."""
     client = Client()
     client.settle()
-    client.connection.wants_origins = True
+    client.connection.callers.wanted = True
     data = b""
     for number in range(20):
         extra = [("traceparent", PARENT.format(number))] if number % 3 else []
         data += client.headers(extra) + client.data(b"%d" % number)
 
     told: dict[bytes, Headers] = {}
-    for event in client.connection.receive(data):
+    for event in client.connection.receive(data).events:
         assert isinstance(event, Calls)
         assert event.origins is not None
         headers = [list(each.headers) for each in event.origins]

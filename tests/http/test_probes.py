@@ -89,7 +89,7 @@ class Endless:
         self._probe = socket.create_connection(("127.0.0.1", port))
         self._probe.sendall(f"GET {path} HTTP/1.1\r\nHost: probe\r\n\r\n".encode())
 
-    def handle_piece(self, now_us: int) -> bool:
+    def handle_piece(self, now_us: int, *, at_once: bool = False) -> bool:
         while elapsed_us() < now_us + TURN_US:  # one piece is a turn
             pass
         return not self.answered.is_set()

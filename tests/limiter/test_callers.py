@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ratelimit_service import wire
-from ratelimit_service.limiter import Plan, look_at_kept
+from ratelimit_service.limiter import look_at_kept
 from ratelimit_service.limiter.callers import MOST_CALLERS, MOST_RULES, RuleCallers, TopCallers
 from ratelimit_service.model import Request
-from ratelimit_service.observability.stats import Stats
-from ratelimit_service.service import DecidedBatch, Service
-from ratelimit_service.service.asked import Asked
-from ratelimit_service.service.at_hand import AtHand, Ready
+from ratelimit_service.service import Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Settled
 from ratelimit_service.stores.keys import entries_of
 from tests.service.asking import Asking, descriptor
 
@@ -198,49 +193,6 @@ async def test_outcomes_cost_nothing_once_enough_were_noted(tmp_path: Path) -> N
     callers.clear()
     await ask_each(asking, ["ann"], 7)
     assert by_name(noted(asking, "user").near.counts) == {"ann": 7}
-
-
-async def test_answers_at_hand_stand_in_the_list(tmp_path: Path) -> None:
-    """Who is denied by answers at hand is over, with all of them while there are few."""
-    random.seed(4)
-    asking = Asking(tmp_path, RULES)
-    plans, settled = await denied(asking)
-    callers = TopCallers()
-    at_hand = AtHand(Stats(), callers=callers)
-    for number in range(2_000):
-        at_hand.put(b"%d" % number, ready := Ready(b"denied", plans, settled))
-        ready.times = 3
-    at_hand.settle()
-    (found,) = callers.rules.values()
-    assert by_name(found.over.counts) == {"ann": 6_000}
-
-    for number in range(4_000):
-        at_hand.put(b"%d" % number, ready := Ready(b"denied", plans, settled))
-        ready.times = 3
-    at_hand.settle()
-    assert by_name(found.over.counts) == {
-        "ann": pytest.approx(18_000, abs=3 * 3 * (128 * 4_000) ** 0.5)
-    }
-
-
-async def denied(asking: Asking) -> tuple[Sequence[Plan], Settled]:
-    """What a denied request of one caller was planned as, and came to."""
-    heard: list[DecidedBatch] = []
-
-    class Listening:
-        def hear(self, decided: DecidedBatch) -> None:
-            heard.append(decided)
-
-        def missed(self, calls: int) -> None:
-            raise AssertionError(calls)
-
-    await asking.ask("user=ann", hits=10)
-    asking.service.telling.add(Listening())
-    await asking.ask("user=ann")
-    (asked,), settled = heard[0].asked, heard[0].settled
-    assert isinstance(asked, Asked)
-    assert settled is not None
-    return asked.plans, settled[0]
 
 
 async def test_large_requests_are_looked_at_whole(tmp_path: Path) -> None:

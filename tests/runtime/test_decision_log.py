@@ -22,7 +22,7 @@ from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_lines import DecisionLines
 from ratelimit_service.runtime.decision_packets import decisions_in
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
-from ratelimit_service.service import AT_ONCE, CallOrigin, DecidedBatch, DecisionRecord
+from ratelimit_service.service import CallOrigin, DecidedBatch, DecisionRecord
 from ratelimit_service.service.decision_key import hash_of, read_key
 from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
@@ -248,20 +248,6 @@ def test_bad_keys(tmp_path: Path, content: str | None) -> None:
 
     with pytest.raises(SettingsError, match=r"key"):
         DecisionScribe(Settings(decision_log_key_file=str(path)), Stats(), Health())
-
-
-async def test_answers_at_hand_are_told(tmp_path: Path) -> None:
-    """Answers that an overloaded service gives again are one line, with how often."""
-    feeding = Feeding(tmp_path, away=True)
-    service = feeding.asking.service
-    request = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-    await service.decide([request], AT_ONCE)
-    service.at_hand.answers(0)[request].times += 7
-    service.at_hand.settle()
-
-    assert [line["by"] for line in feeding.lines] == ["policy", "policy"]
-    assert [line["code"] for line in feeding.lines] == ["OVER_LIMIT", "OVER_LIMIT"]
-    assert [line.get("times") for line in feeding.lines] == [None, 7]
 
 
 async def test_what_nobody_takes_is_counted(tmp_path: Path) -> None:

@@ -13,7 +13,19 @@ from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import DecidedBatch, DecisionRecord, Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import DROPPED, NEVER, Done, Outcomes, Store, Wanted, always, judge
+from ratelimit_service.stores import (
+    DROPPED,
+    NEVER,
+    Done,
+    KnownOver,
+    Outcomes,
+    Store,
+    Wanted,
+    always,
+    judge,
+    unknown,
+)
+from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores.cases import T
 
@@ -122,6 +134,11 @@ class Heard(list[DecisionRecord]):
         self.not_told += calls
 
 
+def known_over_of(store: Store) -> KnownOver:
+    """What tells who is over in this store without counting."""
+    return store.known_over if isinstance(store, MemoryStore | LocalCache) else unknown
+
+
 class Asking:
     """One service and its parts; time stands still at `now_us`."""
 
@@ -150,6 +167,7 @@ class Asking:
             self.stats,
             clock,
             self.health.note,
+            known_over_of(memory if store is None else store),
         )
         self.clock = clock
 

@@ -30,7 +30,7 @@ from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service import enqueueing
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import AT_ONCE, Outcomes, Store
+from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.queues import Queue, QueueLook
 from ratelimit_service.wire.json import requests_from_json
@@ -277,7 +277,7 @@ async def test_a_quota_that_a_failure_policy_denies(
 
 
 async def test_what_the_local_cache_denies(tmp_path: Path) -> None:
-    """It is queued too, also when the same answer is given again for lack of time."""
+    """It is queued too, also for lack of time."""
     clock = Time()
     enqueued = Enqueued(tmp_path, LocalCache(Counting(clock), 1 << 20, Stats(), clock))
     service = enqueued.service
@@ -285,11 +285,9 @@ async def test_what_the_local_cache_denies(tmp_path: Path) -> None:
     for _ in range(5):
         await service.decide([body])
 
-    await service.decide([body], AT_ONCE)
-    service.at_hand.answers(0)[body].times += 4
-    service.at_hand.settle()
+    service.deny_known([body] * 4)
 
-    assert await enqueued.queued() == {"user": [["ann"]] * (4 + 1 + 4)}
+    assert await enqueued.queued() == {"user": [["ann"]] * (4 + 4)}
 
 
 async def test_what_an_item_says(enqueued: Enqueued) -> None:

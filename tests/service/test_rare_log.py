@@ -26,7 +26,6 @@ def test_decided_by_policy(caplog: pytest.LogCaptureFixture) -> None:
     stats.take()
     stats.store_errors["timeout"] += 1
     stats.store_errors["disconnected"] += 2
-    stats.overloaded["hurried"] += 3
     now_us += MINUTE_US - 1
     log.by_policy("closed")
     now_us += 1
@@ -39,6 +38,6 @@ def test_decided_by_policy(caplog: pytest.LogCaptureFixture) -> None:
         "1 request decided by failure policy, not by count (1 open): /healthcheck says why",
         "12 requests decided by failure policy, not by count "
         "(3 closed, 9 open): why, by hits: "
-        "21 timeout, 2 disconnected, 3 no_time",
+        "21 timeout, 2 disconnected",
         "1 request decided by failure policy, not by count (1 error): /healthcheck says why",
     ]

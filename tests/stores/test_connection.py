@@ -59,7 +59,7 @@ class Bytes:
     def __init__(self, pieces: int, take: Callable[[], None] = take_a_turn) -> None:
         self._pieces, self._take, self.handled = pieces, take, 0
 
-    def handle_piece(self, _now_us: int) -> bool:
+    def handle_piece(self, _now_us: int, *, at_once: bool = False) -> bool:
         self._take()
         self.handled += 1
         return self.handled < self._pieces

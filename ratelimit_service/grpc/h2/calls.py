@@ -16,23 +16,16 @@ from ratelimit_service.grpc.h2.connection import (
     Event,
     Message,
     Methods,
+    Received,
 )
 from ratelimit_service.grpc.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
-from ratelimit_service.grpc.h2.gathered import Gathered, Pending, rank_of
+from ratelimit_service.grpc.h2.gathered import Gathered, Pending, answer_each, rank_of
 from ratelimit_service.grpc.h2.limits import MAX_WATCHES
-from ratelimit_service.grpc.h2.overload import (
-    FRESH_US,
-    LOOKS,
-    Allowance,
-    Fate,
-    Haste,
-    Overload,
-    too_slow,
-)
+from ratelimit_service.grpc.h2.overload import Allowance, Overload, too_slow
 from ratelimit_service.grpc.h2.protocol import Http2Protocol
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
-from ratelimit_service.service import AT_ONCE, NEVER, RANKS, Refusal, Service, counted_until
+from ratelimit_service.service import NEVER, RANKS, Refusal, Service, counted_until
 from ratelimit_service.wire import METHOD, SERVICE
 
 __all__ = ["METHODS", "METHODS_UNREFLECTED", "ServiceCalls"]
@@ -55,6 +48,9 @@ _STORE_LOOK_US: Final = 200
 """For so long what is known of waits in the store is used again. To ask the store for each of many
 connections would take a good part of the time of those that are late."""
 
+_MOST_TOLD: Final = 256
+"""Listeners are told of calls that there is no time for, but of so many in a second at most."""
+
 METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
 METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
 
@@ -66,22 +62,26 @@ class ServiceCalls:
         self._service = service
         self._health = health
         self._overload = overload
-        self._haste = Haste(_DECIDE, self.failed)
         self.allowance = Allowance()
-        self._gathered: dict[tuple[bool, int, bool, int], Gathered] = {}
-        """The calls of this turn that are to be decided, by what they have in common: whether there
-        is no time to count them, about how long their callers wait, whether nobody asks who they
-        are, and their rank."""
-        self._pending = Pending()
+        self._gathered: dict[tuple[int, bool, int], Gathered] = {}
+        """The calls of this turn that are to be decided, by what they have in common: about how
+        long their callers wait, whether nobody asks who they are, and their rank."""
+        self._pending = Pending(service)
         self._store_us: list[int] = []
         """How long calls of each rank wait in the store; -1 where nobody has asked."""
         self._store_looked_us = 0
         """When that was forgotten last, by `elapsed_us`."""
+        self._told = 0
+        """Of how many refused calls listeners were told in this second."""
         self._watches: dict[Http2Protocol, dict[int, asyncio.Task[None]]] = {}
         """The calls that wait for changes of health, by their connections and streams."""
 
-    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
-        """Hands on the calls of one read that ask for a decision, and answers the others."""
+    def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
+        """Hands on the calls of one read that ask for a decision, and answers the others.
+
+        They are decided `at_once`, or together with those of others at the end of the turn.
+        """
+        events, unusual = received.events, received.unusual
         alone = len(events) == 1
         for event in events:
             try:
@@ -90,11 +90,11 @@ class ServiceCalls:
                     if calls.head.path != _DECIDE:
                         self._call_all(protocol, calls)
                     elif calls.stream_ids:
-                        self._decide(protocol, calls)
+                        self._decide(protocol, calls, unusual=unusual, at_once=at_once)
                 elif isinstance(event, Message):
-                    protocol.connection.send(event.stream_id, reflect(event.message))
+                    protocol.connection.sender.send(event.stream_id, reflect(event.message))
                 elif isinstance(event, Ended):
-                    protocol.connection.finish(event.stream_id)
+                    protocol.connection.sender.finish(event.stream_id)
                 else:
                     self._cancel(protocol, event)
             except Exception as error:
@@ -103,55 +103,26 @@ class ServiceCalls:
     @property
     def wants_origins(self) -> bool:
         """Whether somebody asks just now who makes calls."""
-        return self._service.telling.wants_origins
+        telling = self._service.telling
+        return bool(telling.listeners) or (telling.tracer is not None and telling.wants_origins)
 
-    def haste(self, protocol: Http2Protocol) -> Haste | None:
-        """What a connection may do by itself with its next piece, if its calls have waited.
-
-        After a fault of ours that is nothing, and the calls are handled one by one.
-        """
+    def next_are_late(self, protocol: Http2Protocol) -> bool:
+        """Whether the next calls are not counted, if their callers wait as long as those before."""
         try:
-            return self._haste_of(protocol)
-        except Exception as error:
+            return self.are_late(protocol, protocol.backlog.timeout_us)
+        except Exception as error:  # each is looked at by itself
             self._service.bug(error)
-            return None
+            return False
 
-    def _haste_of(self, protocol: Http2Protocol) -> Haste | None:
-        haste, timeout_us = self._haste, protocol.backlog.timeout_us
-        fate = protocol.backlog.fate(protocol.now_us, protocol.waited_us, timeout_us)
-        fate = self._fate(protocol, timeout_us, fate)
-        if fate is Fate.COUNTED:
-            return None
-        at_hand, overload = self._service.at_hand, self._overload
-        at_hand.watching = True
-        haste.timeout_us = timeout_us
-        haste.refusing = fate is Fate.REFUSED
-        haste.gone_percent = protocol.backlog.gone_percent(protocol.drawing.spread_us)
-        if haste.given:
-            overload.hurried(haste.given)
-            haste.given = 0
-        if haste.turned_away:
-            self._tell_turned_away()
-        haste.answers = at_hand.answers(protocol.now_us)
-        overload.glances -= haste.glanced
-        haste.glanced, haste.glances = 0, overload.glances if at_hand.denials else 0
-        return haste
-
-    def _fate(self, protocol: Http2Protocol, timeout_us: int | None, fate: Fate) -> Fate:
-        """What becomes of calls that have waited, and whose callers wait for `timeout_us`.
-
-        `fate` is what their waiting alone makes of them.
-        """
-        if timeout_us is None:
-            return Fate.COUNTED
-        if fate is Fate.COUNTED:
-            # Where calls wait for us and for the store, both must leave time for an answer.
-            waited_us, store_us = protocol.now_us - protocol.arrived_us, self.store_us(protocol)
-            if store_us is not None and too_slow(waited_us + store_us, timeout_us):
-                fate = Fate.HURRIED
-        if fate is Fate.HURRIED and not (self._service.waits and self._overload.may_hurry):
-            return Fate.REFUSED
-        return fate
+    def are_late(self, protocol: Http2Protocol, timeout_us: int) -> bool:
+        """Whether the next calls of a connection are not counted, if their callers wait so long."""
+        backlog, now_us = protocol.backlog, protocol.now_us
+        if backlog.is_late(now_us, protocol.waited_us, timeout_us):
+            return True
+        # Where calls wait for us and for the store, both must leave time for an answer.
+        store_us = self.store_us(protocol)
+        waited_us = now_us - protocol.arrived_us
+        return store_us is not None and too_slow(waited_us + store_us, timeout_us)
 
     def store_us(self, protocol: Http2Protocol) -> int | None:
         """How long a new call would wait in the store, as far as is known.
@@ -171,23 +142,13 @@ class ServiceCalls:
         return store_us
 
     def look(self) -> None:
-        """Counts what connections have done in haste; to be called about once a second."""
+        """Notices the end of an overload; to be called about once a second."""
         try:
-            self._tell_turned_away()
-            self._haste.looks = LOOKS
-            self._overload.note(Fate.HURRIED, self._service.at_hand.settle())
+            self._told = 0
             self._overload.waited(self._pending.oldest_us(elapsed_us(), RANKS - 1))
             self._overload.look()
         except Exception as error:  # who calls this has connections to look after
             self._service.bug(error)
-
-    def _tell_turned_away(self) -> None:
-        """Counts the calls that connections have refused, and tells listeners of some of these."""
-        haste = self._haste
-        refused, told = haste.refused, haste.turned_away
-        haste.refused, haste.turned_away = 0, []
-        self._overload.note(Fate.REFUSED, refused)
-        self._service.telling.turned_away(told, refused - len(told))
 
     def failed(self, error: Exception) -> None:
         """Counts and logs a fault of ours."""
@@ -197,58 +158,78 @@ class ServiceCalls:
         """Refuses those of the calls that were not answered before the error."""
         refusal = self._refusal(error)
         for stream_id in stream_ids:
-            protocol.connection.finish(stream_id, refusal.code, refusal.message)
+            protocol.connection.sender.finish(stream_id, refusal.code, refusal.message)
 
     def forget(self, protocol: Http2Protocol) -> None:
         """Ends the watches of a connection that is gone."""
         for task in self._watches.get(protocol, {}).values():
             task.cancel()
 
-    def _decide(self, protocol: Http2Protocol, calls: Calls) -> None:
-        connection, stream_ids = protocol.connection, calls.stream_ids
+    def _decide(
+        self, protocol: Http2Protocol, calls: Calls, *, unusual: bool, at_once: bool
+    ) -> None:
+        """Has calls decided, unless there is no time to count them."""
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
-        deadline_us = NEVER if timeout_us is None else counted_until(arrived_us, timeout_us)
-        fate = protocol.backlog.fate(protocol.now_us, protocol.waited_us, timeout_us)
-        fresh = protocol.now_us - arrived_us <= FRESH_US and not protocol.drawing.begun
-        if fate is not Fate.COUNTED or not fresh:
-            fate = self._fate(protocol, timeout_us, fate)
-        if fate is Fate.COUNTED:
-            self._overload.counted(len(stream_ids))
-        else:
-            self._overload.note(fate, len(stream_ids), late=not fresh)
-            if fate is Fate.REFUSED:
-                connection.refuse(stream_ids)
-                if calls.origins is not None:
-                    looks = min(self._haste.looks, len(stream_ids))
-                    self._haste.looks -= looks
-                    told = list(zip(calls.messages[:looks], calls.origins[:looks], strict=True))
-                    self._service.telling.turned_away(told, len(stream_ids) - looks)
+        deadline_us = NEVER
+        if timeout_us is not None:
+            if not protocol.fresh and self.are_late(protocol, timeout_us):
+                self._turn_away(protocol, calls)
                 return
-            self._overload.hurried(len(stream_ids))
-            deadline_us = AT_ONCE
-
-        if connection.unusual and max(map(len, calls.messages)) > LONG_BYTES:
-            calls = self._decide_large(protocol, calls, deadline_us)
-            stream_ids = calls.stream_ids
-            if not stream_ids:
-                return
-        weight = _weight(calls.messages) if connection.unusual else len(stream_ids)
-        rank = rank_of(protocol.most_undecided(weight))
-        if len(stream_ids) >= _ENOUGH:
-            alone = Gathered(self._pending, rank)
-            alone.add(protocol, calls, deadline_us, weight)
+            protocol.backlog.timeout_us = timeout_us
+            deadline_us = counted_until(arrived_us, timeout_us)
+        weight = len(calls.stream_ids)
+        if unusual:
+            if max(map(len, calls.messages)) > LONG_BYTES:
+                calls = self._decide_large(protocol, calls, deadline_us)
+                if not calls.stream_ids:
+                    return
+            weight = _weight(calls.messages)
+        rank = rank_of(protocol.most_undecided(weight)) if self._service.waits else 0
+        if at_once or weight >= _ENOUGH:
+            alone = Gathered(self._pending, rank, protocol, calls, deadline_us, weight)
             try:
-                alone.submit(self._service, elapsed_us())
+                alone.submit(protocol.now_us)
             except Exception as error:
-                alone.fail(self._service, error)
+                alone.fail(error)
             return
         patience = -1 if timeout_us is None else timeout_us.bit_length()
-        key = deadline_us == AT_ONCE, patience, calls.origins is None, rank
+        key = patience, calls.origins is None, rank
         gathered = self._gathered.get(key)
         if gathered is None:
-            gathered = self._gathered[key] = Gathered(self._pending, rank)
-        gathered.add(protocol, calls, deadline_us, weight)
-        protocol.at_end_of_turn(self._submit, weight)
+            self._gathered[key] = Gathered(
+                self._pending, rank, protocol, calls, deadline_us, weight
+            )
+        else:
+            gathered.add(protocol, calls, deadline_us, weight)
+        protocol.at_end_of_turn(self._submit_all, weight)
+
+    def _turn_away(self, protocol: Http2Protocol, calls: Calls) -> None:
+        """Denies those of late calls whose callers are known to be over, and refuses the others."""
+        overload = self._overload
+        stream_ids, messages, origins = calls.stream_ids, calls.messages, calls.origins
+        looks = min(overload.looks(), len(stream_ids))
+        denied = 0
+        if looks:
+            overload.looked(looks)
+            told = None if origins is None else origins[:looks]
+            found = self._service.deny_known(messages[:looks], told)
+            known = [place for place, answer in enumerate(found) if answer is not None]
+            answers = [answer for answer in found if answer is not None]
+            answer_each(self._service, protocol, [stream_ids[place] for place in known], answers)
+            denied = len(known)
+            if denied:
+                calls = _some(calls, sorted(set(range(len(stream_ids))).difference(known)))
+        protocol.connection.sender.refuse(calls.stream_ids)
+        overload.turned_away(denied, len(calls.stream_ids))
+        self._tell_refused(calls)
+
+    def _tell_refused(self, calls: Calls) -> None:
+        """Tells whoever listens of refused calls: who made some of them, and how many others."""
+        if calls.origins is None:
+            return
+        told = list(zip(calls.messages, calls.origins, strict=True))[: _MOST_TOLD - self._told]
+        self._told += len(told)
+        self._service.telling.turned_away(told, len(calls.stream_ids) - len(told))
 
     def _decide_large(self, protocol: Http2Protocol, calls: Calls, deadline_us: int) -> Calls:
         """Has those calls decided one by one, in turns of their own, that have many descriptors.
@@ -282,36 +263,33 @@ class ServiceCalls:
     ) -> None:
         """Has calls decided, unless they have waited for their turn for too long."""
         timeout_us = calls.head.timeout_us
-        waited_us = elapsed_us() - arrived_us
-        if timeout_us is not None and deadline_us != AT_ONCE and too_slow(waited_us, timeout_us):
-            self._overload.note(Fate.REFUSED, len(calls.stream_ids))
-            protocol.connection.refuse(calls.stream_ids)
+        if timeout_us is not None and too_slow(elapsed_us() - arrived_us, timeout_us):
+            self._turn_away(protocol, calls)
             protocol.flush_soon()
             return
         # The next one waits for its answer: a store has no more than one before small calls.
         weight = _weight(calls.messages)
-        alone = Gathered(
-            self._pending, rank_of(protocol.most_undecided(weight)), protocol.release_steps
-        )
+        rank = rank_of(protocol.most_undecided(weight))
         protocol.hold_steps()
         try:
-            alone.add(protocol, calls, deadline_us, weight)
+            alone = Gathered(self._pending, rank, protocol, calls, deadline_us, weight)
         except Exception:
             protocol.release_steps()
             raise
+        alone.then = protocol.release_steps
         try:
-            alone.submit(self._service, elapsed_us())
+            alone.submit(elapsed_us())
         except Exception as error:
-            alone.fail(self._service, error)
+            alone.fail(error)
 
-    def _submit(self, now_us: int) -> None:
+    def _submit_all(self, now_us: int) -> None:
         """Has all calls of a turn decided."""
         batches, self._gathered = self._gathered, {}
         for gathered in batches.values():
             try:
-                gathered.submit(self._service, now_us)
+                gathered.submit(now_us)
             except Exception as error:  # its fault must not cost the others their answers
-                gathered.fail(self._service, error)
+                gathered.fail(error)
 
     def _call_all(self, protocol: Http2Protocol, calls: Calls) -> None:
         """Answers calls that ask for no decision."""
@@ -323,14 +301,14 @@ class ServiceCalls:
         if path == _CHECK:
             answer = self._health.check(message)
             if isinstance(answer, Refusal):
-                connection.finish(stream_id, answer.code, answer.message)
+                connection.sender.finish(stream_id, answer.code, answer.message)
             else:
-                connection.answer(stream_id, answer)
+                connection.sender.answer(stream_id, answer)
             return
         watches = self._watches.setdefault(protocol, {})
         if len(watches) >= MAX_WATCHES:
             text = f"a connection may have {MAX_WATCHES} calls of Watch at once"
-            connection.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
+            connection.sender.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
             return
         task = asyncio.get_running_loop().create_task(self._watch(protocol, stream_id, message))
         watches[stream_id] = task
@@ -346,12 +324,12 @@ class ServiceCalls:
     async def _watch(self, protocol: Http2Protocol, stream_id: int, message: bytes) -> None:
         try:
             async for answer in self._health.watch(message):
-                protocol.connection.send(stream_id, answer)
+                protocol.connection.sender.send(stream_id, answer)
                 protocol.flush()
-            protocol.connection.finish(stream_id)
+            protocol.connection.sender.finish(stream_id)
         except Exception as error:
             refusal = self._refusal(error)
-            protocol.connection.finish(stream_id, refusal.code, refusal.message)
+            protocol.connection.sender.finish(stream_id, refusal.code, refusal.message)
         protocol.flush()
 
     def _refusal(self, error: Exception) -> Refusal:

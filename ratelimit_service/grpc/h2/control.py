@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from ratelimit_service.grpc.h2 import frames, runs
-from ratelimit_service.grpc.h2.account import ConnectionFaultError, Memory, expect
-from ratelimit_service.grpc.h2.costs import FRAME_US, RUN_FRAME_US, SETTING_US
+from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError, expect
+from ratelimit_service.grpc.h2.costs import FRAME_US, SETTING_US
 from ratelimit_service.grpc.h2.fields import MAX_LIST_BYTES
 from ratelimit_service.grpc.h2.frames import (
     ACK,
@@ -21,16 +21,16 @@ from ratelimit_service.grpc.h2.frames import (
     SET_PUSH,
     SET_TABLE,
     SET_WINDOW,
-    SHORT_FRAME_BYTES,
+    WINDOW_UPDATE_BYTES,
     ErrorCode,
     FrameType,
     SettingId,
 )
 from ratelimit_service.grpc.h2.headers import HeaderReader
-from ratelimit_service.grpc.h2.life import Leaving, NoTable, Opening
+from ratelimit_service.grpc.h2.life import Leaving, Life, NoTable, Opening
 from ratelimit_service.grpc.h2.limits import CONNECTION_WINDOW, MAX_STREAMS, STREAM_WINDOW
-from ratelimit_service.grpc.h2.sending import Sending
-from ratelimit_service.grpc.h2.streams import Methods
+from ratelimit_service.grpc.h2.open_streams import OpenStreams
+from ratelimit_service.grpc.h2.sending import Sender
 
 __all__ = ["Control"]
 
@@ -42,13 +42,24 @@ _LAST_ROUND: Final = b"all over"
 _SETTING: Final = struct.Struct(">HI")
 
 
-class Control(Sending):
+class Control:
     """The half of a connection that agrees with the client on how they speak."""
 
-    def __init__(self, methods: Methods, memory: Memory) -> None:
-        super().__init__(methods, memory)
-        self._headers = HeaderReader()
-        self._last_accepted = MAX_WINDOW
+    def __init__(
+        self,
+        sender: Sender,
+        streams: OpenStreams,
+        headers: HeaderReader,
+        life: Life,
+        budget: Budget,
+    ) -> None:
+        self._sender = sender
+        self._output = sender.output
+        self._streams = streams
+        self._headers = headers
+        self._life = life
+        self._budget = budget
+        self.last_accepted = MAX_WINDOW
         """The last stream that is taken. Once the client was told, no stream above it is."""
         self._output.append(
             frames.settings(
@@ -86,14 +97,14 @@ class Control(Sending):
             self._output.append(frames.ping(_LAST_ROUND, ack=False))
         elif leaving is Leaving.LAST_ROUND and payload == _LAST_ROUND:
             self._life.enter(Leaving.DRAINING)
-            self._last_accepted = self.latest_stream
-            self._output.append(frames.goaway(self.latest_stream, ErrorCode.NO_ERROR))
-            self._close_if_done()
+            self.last_accepted = self._streams.latest
+            self._output.append(frames.goaway(self._streams.latest, ErrorCode.NO_ERROR))
+            self._streams.close_if_done()
 
-    def _control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Handles a frame that carries no part of a call."""
+    def take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Takes a frame that carries no part of a call."""
         if kind == FrameType.WINDOW_UPDATE:
-            self._window_update(stream_id, payload)
+            self.window_update(stream_id, payload)
         elif kind == FrameType.PING:
             self._ping(flags, stream_id, payload)
         elif kind == FrameType.SETTINGS:
@@ -104,57 +115,31 @@ class Control(Sending):
             raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "clients do not push")
         else:  # GOAWAY asks nothing of us, and unknown types are to be ignored
             expect(kind != FrameType.GOAWAY or stream_id == 0, "GOAWAY on a stream")
-            self._spend(FRAME_US, "frames")
+            self._budget.spend(FRAME_US, "frames")
 
-    def _window_update(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
+    def window_update(self, stream_id: int, payload: bytes) -> None:
+        """Takes a wider window. Clients in C widen two with every call."""
+        if len(payload) != WINDOW_UPDATE_BYTES:
             raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
-        self._spend(FRAME_US, "windows")
+        streams = self._streams
+        self._budget.spend(FRAME_US, "windows")
         if stream_id == 0:
             expect(increment > 0, "a window update of nothing")
-            self._widen(increment)
-            return
-        expect(self._was_opened(stream_id), "WINDOW_UPDATE on an idle stream")
-        if stream_id not in self._streams:
-            return
-        if increment == 0:
-            self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._sender.widen(increment)
+        elif stream_id in streams.open or stream_id in streams.begun:
+            if increment == 0:
+                streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            else:
+                self._sender.widen_stream(stream_id, increment)
         else:
-            self._widen_stream(stream_id, increment)
-
-    def _update_run(self, data: bytes, start: int) -> int:
-        """Handles a run of window updates: clients in C send two with every call.
-
-        Returns where the last one ends. Returns 0, and has done nothing, if the first is faulty, or
-        answers wait for windows: these are sent as far as each update lets them through.
-        """
-        if self.blocked:
-            return 0
-        end, updates = runs.window_updates(data, start)
-        streams, wider = self._streams, 0
-        for at, (stream_id, increment) in enumerate(updates):
-            if not increment & MAX_WINDOW or (stream_id and not self._was_opened(stream_id)):
-                updates = updates[:at]
-                end = start + at * SHORT_FRAME_BYTES
-                break
-            if not stream_id:
-                wider += increment & MAX_WINDOW
-        if not updates:
-            return 0
-        self._worked_us += RUN_FRAME_US * len(updates)
-        self._spend(FRAME_US * len(updates), "windows")
-        self._widen(wider)
-        for stream_id, increment in updates:
-            if stream_id in streams:
-                self._widen_stream(stream_id, increment & MAX_WINDOW)
-        return end
+            expect(streams.was_opened(stream_id), "WINDOW_UPDATE on an idle stream")
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         expect(stream_id == 0, "PING on a stream")
         if len(payload) != 8:
             raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "PING has 8 bytes")
-        self._spend(FRAME_US, "frames")
+        self._budget.spend(FRAME_US, "frames")
         if not flags & ACK:
             self._output.append(frames.ping(payload, ack=True))
         else:
@@ -165,15 +150,15 @@ class Control(Sending):
         if flags & ACK:
             if payload:
                 raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "an ACK has no settings")
-            self._unacknowledged -= 1
-            expect(self._unacknowledged >= 0, "an ACK of nothing")
-            if self._life.opening is Opening.OPEN and not self._unacknowledged:
+            self._life.unacknowledged -= 1
+            expect(self._life.unacknowledged >= 0, "an ACK of nothing")
+            if self._life.opening is Opening.OPEN and not self._life.unacknowledged:
                 self._headers.without_table()
             return
         if len(payload) % 6:
             raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "a setting has 6 bytes")
-        self._spend(FRAME_US + len(payload) // 6 * SETTING_US, "settings")
-        window = self._initial_send_window
+        self._budget.spend(FRAME_US + len(payload) // 6 * SETTING_US, "settings")
+        window = self._sender.first_window
         for key, value in _SETTING.iter_unpack(payload):
             if key == SET_TABLE:
                 self._allow_table(value)
@@ -181,7 +166,7 @@ class Control(Sending):
                 expect(value <= 1, "ENABLE_PUSH is 0 or 1")
             elif key == SET_FRAME_SIZE:
                 expect(MAX_FRAME_SIZE <= value < 1 << 24, "MAX_FRAME_SIZE is 2^14 to 2^24-1")
-                self._max_send_frame = value
+                self._sender.max_frame = value
             elif key == SET_WINDOW:
                 if value > MAX_WINDOW:
                     text = "a window above 2^31-1"
@@ -190,8 +175,8 @@ class Control(Sending):
         if self._life.opening is Opening.SETTINGS:
             self._life.enter(Opening.FIRST_CALL)
         self._output.append(frames.frame(FrameType.SETTINGS, ACK, 0, b""))
-        if window != self._initial_send_window:
-            self._start_windows(window)
+        if window != self._sender.first_window:
+            self._sender.start_windows(window)
 
     def _allow_table(self, size: int) -> None:
         """Takes how large a table our header blocks may use; we use none.
@@ -204,8 +189,8 @@ class Control(Sending):
 
     def _priority(self, stream_id: int, payload: bytes) -> None:
         expect(stream_id != 0, "PRIORITY without a stream")
-        self._spend(FRAME_US, "frames")
+        self._budget.spend(FRAME_US, "frames")
         if len(payload) != 5:
-            self._reset(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+            self._streams.reset(stream_id, ErrorCode.FRAME_SIZE_ERROR)
         elif int.from_bytes(payload[:4], "big") & MAX_WINDOW == stream_id:
-            self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ratelimit_service.grpc.h2.connection import Calls
 from ratelimit_service.grpc.h2.protocol import Http2Protocol
-from ratelimit_service.service import NEVER, RANKS, Answer, CallOrigin, Service
+from ratelimit_service.service import RANKS, Answer, Service
 from ratelimit_service.stores import Wanted
 
 __all__ = ["Gathered", "Pending", "rank_of"]
@@ -30,9 +30,10 @@ def rank_of(undecided: int) -> int:
 
 
 class Pending:
-    """The batches that wait for the store, by rank, in the order in which they came."""
+    """The batches that wait for a service's store, by rank, in the order in which they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: Service) -> None:
+        self.service = service
         self.since_us: list[dict[Gathered, int]] = [{} for _ in range(RANKS)]
         """When each was handed to the store. A batch that is answered takes itself out."""
 
@@ -63,30 +64,38 @@ class Gathered:
         "_parts",
         "_pending",
         "_starts",
-        "_then",
         "_weights",
         "rank",
+        "then",
     )
 
-    def __init__(self, pending: Pending, rank: int, then: Callable[[], None] | None = None) -> None:
-        """`then` is called when all is decided."""
+    def __init__(
+        self,
+        pending: Pending,
+        rank: int,
+        protocol: Http2Protocol,
+        calls: Calls,
+        deadline_us: int,
+        weight: int,
+    ) -> None:
+        """Begins with calls of a connection that are worth so many usual ones."""
         self._pending = pending
         self.rank = rank
-        self._then = then
-        self._deadline_us = NEVER
-        self._parts: list[tuple[Http2Protocol, list[int]]] = []
+        self.then: Callable[[], None] | None = None
+        """Called when all is decided."""
+        self._deadline_us = deadline_us
+        self._parts = [(protocol, calls.stream_ids)]
         """The connections of the calls, each with its streams, in the order of the messages."""
-        self._weights: list[int] = []
-        """How many usual calls each part is worth."""
-        self._starts: list[int] = []
+        self._starts = [0]
         """The place of each part's first message."""
-        self._messages: list[bytes] = []
-        self._origins: list[CallOrigin] | None = None
+        self._weights = [weight]
+        """How many usual calls each part is worth."""
+        self._messages = calls.messages
+        self._origins = calls.origins
+        protocol.undecided += weight
 
     def add(self, protocol: Http2Protocol, calls: Calls, deadline_us: int, weight: int) -> None:
-        """Adds calls of a connection that are worth so many usual ones.
-
-        The earliest deadline holds for the whole batch.
+        """Adds calls of another read. The earliest deadline holds for all.
 
         Either all calls of a batch have `origins`, or none has.
         """
@@ -96,14 +105,15 @@ class Gathered:
         self._weights.append(weight)
         protocol.undecided += weight
         self._messages += calls.messages
-        if calls.origins is not None:
-            self._origins = (self._origins or []) + calls.origins
+        if self._origins is not None and calls.origins is not None:
+            self._origins += calls.origins
 
-    def submit(self, service: Service, now_us: int) -> None:
+    def submit(self, now_us: int) -> None:
         """Has the calls decided; each is answered on its own connection. Raises nothing.
 
         `now_us` is the present time by `elapsed_us`.
         """
+        service = self._pending.service
         try:
             if service.waits:
                 self._pending.begin(self, now_us)
@@ -113,7 +123,7 @@ class Gathered:
                 wanted = partial(protocol.connection.awaits, stream_ids)
             service.submit(
                 self._messages,
-                partial(self.answer, service),
+                self.answer,
                 wanted,
                 self._deadline_us,
                 self._origins,
@@ -121,11 +131,12 @@ class Gathered:
                 now_us,
             )
         except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
-            self.fail(service, error)
+            self.fail(error)
 
-    def fail(self, service: Service, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Refuses all calls after a fault of ours."""
-        self.answer(service, [service.bug(error) for _ in self._messages])
+        service = self._pending.service
+        self.answer([service.bug(error) for _ in self._messages])
 
     def wants(self, place: int) -> bool:
         """Whether the caller of a call still waits for its answer."""
@@ -133,39 +144,61 @@ class Gathered:
         protocol, stream_ids = self._parts[part]
         return protocol.connection.is_open(stream_ids[place - self._starts[part]])
 
-    def answer(self, service: Service, answers: list[Answer]) -> None:
+    def answer(self, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
+        service = self._pending.service
         # First, since others wait for it. A method could fail, and would leave this here for good.
         self._pending.since_us[self.rank].pop(self, None)
-        if self._then is not None:
+        if self.then is not None:
             try:
-                self._then()
+                self.then()
             except Exception as error:
                 service.bug(error)
-                self._then()  # else no large call would ever be decided again
+                self.then()  # else no large call would ever be decided again
         for at, (protocol, stream_ids) in enumerate(self._parts):
             protocol.undecided -= self._weights[at]
             start, done = self._starts[at], 0
             try:
-                done = protocol.connection.answer_whole(stream_ids, answers, start)
+                done = protocol.connection.sender.answer_whole(stream_ids, answers, start)
+                if done < len(stream_ids):
+                    answer_each(service, protocol, stream_ids, answers, start, done)
             except Exception as error:
                 service.bug(error)
+                answer_each(service, protocol, stream_ids, answers, start, done)
             try:
-                for place, stream_id in enumerate(stream_ids[done:], start + done):
-                    _answer_one(service, protocol, stream_id, answers[place])
-                protocol.flush_soon()
+                if not protocol.flushing:
+                    protocol.flush_soon()
             except Exception as error:  # nothing more can be said to this client
                 protocol.fail(error)
 
 
+def answer_each(
+    service: Service,
+    protocol: Http2Protocol,
+    stream_ids: list[int],
+    answers: list[Answer],
+    start: int = 0,
+    done: int = 0,
+) -> None:
+    """Answers calls of one connection one by one, the first of which `done` are answered.
+
+    `answers[start]` is that of the first. A fault with one of them costs no other its answer.
+    """
+    try:
+        for place, stream_id in enumerate(stream_ids[done:], start + done):
+            _answer_one(service, protocol, stream_id, answers[place])
+    except Exception as error:  # nothing more can be said to this client
+        protocol.fail(error)
+
+
 def _answer_one(service: Service, protocol: Http2Protocol, stream_id: int, answer: Answer) -> None:
     """Answers a call, if nobody has done so."""
-    connection = protocol.connection
+    sender = protocol.connection.sender
     try:
         if isinstance(answer, bytes):
-            connection.answer(stream_id, answer)
+            sender.answer(stream_id, answer)
         else:
-            connection.finish(stream_id, answer.code, answer.message)
+            sender.finish(stream_id, answer.code, answer.message)
     except Exception as error:
         refusal = service.bug(error)
-        connection.finish(stream_id, refusal.code, refusal.message)
+        sender.finish(stream_id, refusal.code, refusal.message)

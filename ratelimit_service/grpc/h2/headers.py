@@ -8,7 +8,7 @@ table for as long as they use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from ratelimit_service.grpc.h2.fields import WANTED, BlockError, Field, FieldReader
@@ -61,18 +61,6 @@ class HeaderReader:
         if self._independent:
             return self._heads.get(block) or self._likeness.head_of(block)
         return None
-
-    def count_known(self, wanted: Callable[[Head], bool], blocks: Sequence[bytes]) -> int:
-        """How many of the first blocks are known, and have a wanted head."""
-        if not self._independent:
-            return 0
-        if self._likeness.are_all(wanted, blocks):
-            return len(blocks)
-        for count, block in enumerate(blocks):
-            head = self.recall(block)
-            if head is None or not wanted(head):
-                return count
-        return len(blocks)
 
     def read(self, block: bytes) -> Head:
         """Reads a complete header block. Raises BlockError."""

@@ -100,6 +100,12 @@ class Life:
         """Whether calls come and go, and nothing begins or ends the connection."""
         self.closing = False
         """Whether it is in `Leaving.CLOSING`."""
+        self.reason = ""
+        """Why it was ended, in a word."""
+        self.second = 0
+        """For how many seconds there has been a connection."""
+        self.unacknowledged = 1
+        """How many SETTINGS of ours the client has to acknowledge; the first go out at once."""
 
     def enter(self, state: LifeState) -> None:
         """Makes a step. Raises ValueError if there is no such step from where the life is."""

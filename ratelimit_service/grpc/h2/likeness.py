@@ -5,7 +5,7 @@ What must not live here: how fields are coded (`fields`, `huffman`), and other b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
 from operator import getitem
@@ -21,7 +21,6 @@ MAX_LEARNT_BYTES: Final = 1_024
 """Larger blocks are read each time."""
 
 _MAX_HEADS: Final = 64
-_DIGITS: Final = b"0123456789"
 
 _Column = tuple[list[int], list[bytes]]
 """One value of many blocks: the bytes that say how long each is and how it is coded, and each."""
@@ -81,17 +80,6 @@ class Likeness:
         if places is None:
             return None
         return [_column_at(blocks, *each) for each in places]
-
-    def are_all(self, wanted: Callable[[Head], bool], blocks: Sequence[bytes]) -> bool:
-        """Whether many blocks are alike, and all have wanted heads."""
-        places = self._places_of(blocks)
-        if places is None or self._head is None:
-            return False
-        if self._timeout_at < 0:
-            return wanted(self._head)
-        texts = values_in(_column_at(blocks, *places[self._timeout_at]))
-        heads = map(self._head_saying, () if texts is None else _bounds(texts))
-        return texts is not None and all(head is not None and wanted(head) for head in heads)
 
     def _head_saying(self, timeout: bytes) -> Head | None:
         """The head of a block with this `grpc-timeout`; None if that cannot be read."""
@@ -229,27 +217,6 @@ def values_in(column: _Column) -> list[bytes] | None:
 def value_in(written: bytes) -> bytes:
     """A short value as it is written, with its length in front. Raises BlockError."""
     return unhuffed(written[1:]) if written[0] & 0x80 else written[1:]
-
-
-def _bounds(timeouts: Sequence[bytes]) -> Sequence[bytes]:
-    """The first and the last of these by their bytes, if all stand for the same time; else all.
-
-    Texts of the same length and unit are ordered by their bytes as by their numbers. So if the
-    first and the last stand for the same time, all between them do.
-    """
-    least, most = min(timeouts), max(timeouts)
-    size, count = len(least), len(timeouts)
-    if not size:
-        return timeouts
-    together = b"".join(timeouts)
-    alike = (
-        len(together) == size * count
-        and together[size - 1 :: size] == least[-1:] * count
-        and together.translate(None, _DIGITS) == least[-1:] * count
-        and timeout_us_of(least) == timeout_us_of(most)
-        and set(map(len, timeouts)) == {size}
-    )
-    return (least, most) if alike else timeouts
 
 
 def _are_alike(one: Head, other: Head) -> bool:

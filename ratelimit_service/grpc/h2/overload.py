@@ -2,36 +2,22 @@
 
 Calls wait in order, so under a lasting overload each of them waits longer than the one before.
 If all were counted, all would be answered too late. So a call that has waited for a good part
-of its caller's patience is not counted. Most of these are refused: their callers are told so at
-once, which costs next to nothing (`runs`). A few, as many as there is time for, are decided
-without asking the store: who is known to be over is denied, and for others a failure policy
-decides. The calls behind them are fresh again, and counted in time. This is the idea of CoDel
-(RFC 8289): what matters is how long one waits, not how many do. And as there, it must last: calls
-that come together and can all be answered in time are all counted.
+of its caller's patience is not counted. It is refused: its caller is told so at once, which costs
+little. Only who is known to be over is denied. The calls behind them are fresh again, and counted
+in time. This is the idea of CoDel (RFC 8289): what matters is how long one waits, not how many do.
+And as there, it must last: calls that come together and can all be answered in time are all
+counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import IntEnum
 from typing import Final
 
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2.head import Head
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.service import CallOrigin, Ready
 
-__all__ = [
-    "FRESH_US",
-    "LOOKS",
-    "Allowance",
-    "Backlog",
-    "Fate",
-    "Haste",
-    "Overload",
-    "too_slow",
-]
+__all__ = ["FRESH_US", "Allowance", "Backlog", "Overload", "too_slow"]
 
 FRESH_US: Final = 500
 """A call that has waited for less is counted, unless its client's calls were late just before."""
@@ -96,42 +82,19 @@ each."""
 _EVER_US: Final = 1 << 60
 """Longer than anything has been running."""
 
-LOOKS: Final = 256
-"""Listeners are told of calls that there is no time for, but of so many in a second at most."""
-
-_GIVEN_UP: Final = 75
-"""The part of a caller's patience, in percent, after which even an answer by policy is too late."""
-
 _GONE: Final = 85
-"""The part of a caller's patience, in percent, after which a refusal comes too late as well. Such
-calls are not answered, since their callers take them back. Calls that are not taken back within a
-second are refused then."""
+"""The part of a caller's patience, in percent, after which a refusal comes too late as well."""
 
-_HURRIED_COST: Final = 16
-_MOST_SAVED: Final = 8_000
-"""For each call that is decided by policy so many others must have been counted, and so many may be
-saved up for a burst. So answers by policy take a twentieth of the time at most."""
-
-_GLANCES: Final = 2
-"""For each call that is counted so many others are looked at whether their callers are known to be
-over; as many may be saved up. To look takes a few percent of what counting takes, and to deny some
-more."""
+_LOOKS_EACH: Final = 4
+_MOST_LOOKS: Final = 8_000
+"""For each denial so many late calls are looked at, whether their callers are known to be over; as
+many may be saved up."""
 
 _LONG_US: Final = 1_000_000
 """Health tells of calls that wait for longer than this."""
 
 _CALM_US: Final = 5_000_000
 """A worker is not overloaded any more when all calls have been counted for so long."""
-
-
-class Fate(IntEnum):
-    """What becomes of a call."""
-
-    COUNTED = 0
-    HURRIED = 1
-    """It is decided without a store: it is known to be over, or a failure policy decides."""
-    REFUSED = 2
-    """Its caller is told at once that there is no time."""
 
 
 def too_slow(us: int, timeout_us: int) -> bool:
@@ -194,25 +157,19 @@ class Backlog:
         self.late_since_us = self.late_us = -_EVER_US
         """Since when calls have been late now and again, and when one was late last."""
 
-    def fate(self, now_us: int, waited_us: int, timeout_us: int | None) -> Fate:
-        """What becomes of the next calls: they have waited `waited_us` since their bytes were read.
+    def is_late(self, now_us: int, waited_us: int, timeout_us: int) -> bool:
+        """Whether the next calls are late: they have waited so long since their bytes were read.
 
-        Their callers wait `timeout_us` in all, None if they do not say: these are never late.
+        Their callers wait `timeout_us` in all.
         """
-        if timeout_us is None:
-            return Fate.COUNTED
         self.timeout_us, self.waited_us = timeout_us, waited_us
         percent = 100 * waited_us
         if percent <= timeout_us * _LATE:
-            return Fate.COUNTED
+            return False
         if now_us - self.late_us > timeout_us:
             self.late_since_us = now_us
         self.late_us = now_us
-        if now_us - self.late_since_us < timeout_us and percent <= timeout_us * _IN_STORE:
-            return Fate.COUNTED
-        if percent <= timeout_us * _GIVEN_UP:
-            return Fate.HURRIED
-        return Fate.REFUSED
+        return now_us - self.late_since_us >= timeout_us or percent > timeout_us * _IN_STORE
 
     def was_late(self, now_us: int) -> bool:
         """Whether a call was late a short time ago: no longer than callers wait."""
@@ -229,14 +186,6 @@ class Backlog:
         late_us = patience_us * _LATE // 100
         newest_us = late_us * late_us // max(self.waited_us, late_us, 1)
         return now_us - max(newest_us, patience_us * _NEWEST // 100)
-
-    def gone_percent(self, spread_us: int) -> int:
-        """The share of the calls just looked at that nobody waits for any more, in percent.
-
-        They have come within `spread_us`.
-        """
-        overdue_us = self.waited_us - self.timeout_us * _GONE // 100
-        return max(0, min(100, 100 * overdue_us // max(spread_us, 1)))
 
     def rest_us(self, since_us: int, size: int, *, late: bool) -> int:
         """How long to leave a client unread that has sent so many bytes in the last `since_us`.
@@ -300,55 +249,6 @@ class Backlog:
         return whole, newest
 
 
-class Haste:
-    """What a connection may do by itself with calls that there is no time for.
-
-    It holds for calls of one path whose callers wait for `timeout_us`. `answers` are the answers at
-    hand, by the calls' messages; with `refusing` there is not even time for these.
-    """
-
-    __slots__ = (
-        "answers",
-        "failed",
-        "given",
-        "glanced",
-        "glances",
-        "gone_percent",
-        "looks",
-        "path",
-        "refused",
-        "refusing",
-        "timeout_us",
-        "turned_away",
-    )
-
-    def __init__(self, path: bytes, failed: Callable[[Exception], None]) -> None:
-        """`failed` hears of faults of ours."""
-        self.path = path
-        self.failed = failed
-        self.looks = LOOKS
-        """At how many more calls there is time to look in this second, if somebody listens."""
-        self.turned_away: list[tuple[bytes, CallOrigin]] = []
-        """Those of the refused calls that were looked at, with who made them."""
-        self.timeout_us: int | None = None
-        self.answers: dict[bytes, Ready] = {}
-        self.refusing = False
-        self.gone_percent = 0
-        """The share of the refused calls, those that came first, whose callers are gone before a
-        refusal could reach them."""
-        self.given = 0
-        """How many calls were given an answer at hand since this was last counted."""
-        self.glances = self.glanced = 0
-        """Of how many more late calls it may be looked whether a denial is at hand, and of how many
-        it was since this was last counted."""
-        self.refused = 0
-        """How many calls were refused since this was last counted."""
-
-    def concerns(self, head: Head) -> bool:
-        """Whether it holds for calls with these headers."""
-        return head.plain and head.timeout_us == self.timeout_us and head.path == self.path
-
-
 class Overload:
     """Whether this process has more calls than time: in health as `overloaded`, and in metrics."""
 
@@ -356,42 +256,39 @@ class Overload:
         self._stats = stats
         self._health = health
         self._noted_us = 0
-        self._saved = _MOST_SAVED
-        self.glances = _MOST_SAVED
-        """How many late calls may be looked at whether their callers are known to be over."""
+        self._looks = self._denied = 0
+        """How many late calls may be looked at whether their callers are known to be over, and how
+        many requests had been denied when this was last reckoned."""
 
-    @property
-    def may_hurry(self) -> bool:
-        """Whether there is time for answers by policy."""
-        return self._saved > 0
+    def looks(self) -> int:
+        """How many late calls may be looked at whether their callers are known to be over.
 
-    def counted(self, calls: int) -> None:
-        """Notes that so many calls are counted, which earns some answers by policy."""
-        if self._saved < _MOST_SAVED:
-            self._saved = min(_MOST_SAVED, self._saved + calls)
-        if self.glances < _MOST_SAVED:
-            self.glances = min(_MOST_SAVED, self.glances + _GLANCES * calls)
-
-    def hurried(self, calls: int) -> None:
-        """Notes that so many calls are decided by policy."""
-        self._saved -= calls * _HURRIED_COST
-
-    def note(self, fate: Fate, calls: int, *, late: bool = True) -> None:
-        """Notes that there was no time to count so many calls.
-
-        If they have not come `late`, their callers wait for next to nothing, which is no overload.
+        Where nobody is over, nobody is looked at: to look costs a part of what counting does. So
+        each denial lets the next few be looked at.
         """
-        if not calls:
-            return
-        self._stats.overloaded[_NAMES[fate]] += calls
-        if not late:
-            return
+        denied = self._stats.decisions["over_limit"]
+        if denied != self._denied:
+            newly = denied - self._denied if denied > self._denied else denied
+            self._looks = min(self._looks + _LOOKS_EACH * newly, _MOST_LOOKS)
+            self._denied = denied
+        return self._looks
+
+    def looked(self, calls: int) -> None:
+        """Notes that so many late calls were looked at."""
+        self._looks -= calls
+
+    def turned_away(self, denied: int, refused: int) -> None:
+        """Notes that there was no time to count calls: what became of so many of them."""
+        if denied:
+            self._stats.overloaded["denied"] += denied
+        if refused:
+            self._stats.overloaded["refused"] += refused
         self._noted_us = elapsed_us()
         self._health.degrade(
             "overloaded",
             "there are more calls than this process has time for: those that waited too long are "
-            "not counted but refused (RESOURCE_EXHAUSTED), or decided by failure policy; add cores "
-            "(--workers) or instances",
+            "not counted but refused (RESOURCE_EXHAUSTED), or denied if they are known to be over; "
+            "add cores (--workers) or instances",
         )
 
     def waited(self, oldest_us: int) -> None:
@@ -411,6 +308,3 @@ class Overload:
         if self._noted_us and elapsed_us() - self._noted_us > _CALM_US:
             self._noted_us = 0
             self._health.recover("overloaded")
-
-
-_NAMES: Final = ("counted", "hurried", "refused")

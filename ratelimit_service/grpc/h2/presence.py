@@ -18,9 +18,11 @@ class Presence:
     def __init__(self, connection: Connection, now: float) -> None:
         self._connection = connection
         self._opened_at = now
-        self.heard_at = now
-        """When the client said something last."""
-        self.pinged_at: float | None = None
+        self.heard = False
+        """Whether the client has said something since the last look."""
+        self._heard_at = now
+        """When it said something last."""
+        self._pinged_at: float | None = None
         """When it was asked whether it is there, if it has said nothing since."""
         self._blocked_since: float | None = None
         self._delivered = 0
@@ -33,6 +35,8 @@ class Presence:
         nobody answers. An age of 0 is no bound.
         """
         connection, gone = self._connection, False
+        if self.heard:
+            self.heard, self._heard_at, self._pinged_at = False, now, None
         if not connection.greeted:
             if now - self._opened_at > GREETING_SECONDS:
                 connection.abandon(ErrorCode.PROTOCOL_ERROR, "nothing was said", "timeout")
@@ -40,21 +44,21 @@ class Presence:
             text = "answers cannot be delivered"
             connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, text, "stuck")
             gone = True
-        elif self.pinged_at is not None:
-            gone = now - self.pinged_at > PING_SECONDS
-        elif now - self.heard_at > PING_SECONDS:
-            self.pinged_at = now
+        elif self._pinged_at is not None:
+            gone = now - self._pinged_at > PING_SECONDS
+        elif now - self._heard_at > PING_SECONDS:
+            self._pinged_at = now
             connection.ping()
         if max_age and now - self._opened_at > max_age:
             connection.shut_down()
         return gone
 
     def _is_stuck(self, now: float) -> bool:
-        if not self._connection.blocked:
+        if not self._connection.sender.blocked:
             self._blocked_since = None
             return False
-        if self._blocked_since is None or self._delivered != self._connection.delivered:
+        if self._blocked_since is None or self._delivered != self._connection.sender.delivered:
             # A client that takes its answers slowly, but does take them, is served.
             self._blocked_since = now
-            self._delivered = self._connection.delivered
+            self._delivered = self._connection.sender.delivered
         return now - self._blocked_since > BLOCKED_SECONDS

@@ -16,13 +16,13 @@ from typing import Final, Protocol, cast
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.reads import LITTLE_BYTES
 from ratelimit_service.eventloop.turns import TURN_US, Turns
-from ratelimit_service.grpc.h2.account import Memory
-from ratelimit_service.grpc.h2.connection import Connection, Event, Methods
+from ratelimit_service.grpc.h2.budget import Memory
+from ratelimit_service.grpc.h2.connection import Connection, Methods, Received
 from ratelimit_service.grpc.h2.drawing import NEVER_US, Drawing
 from ratelimit_service.grpc.h2.frames import ErrorCode
 from ratelimit_service.grpc.h2.inbox import PIECE_BYTES, Inbox
 from ratelimit_service.grpc.h2.limits import INBOX_BYTES
-from ratelimit_service.grpc.h2.overload import FRESH_US, Allowance, Backlog, Haste
+from ratelimit_service.grpc.h2.overload import FRESH_US, Allowance, Backlog
 from ratelimit_service.grpc.h2.presence import Presence
 from ratelimit_service.grpc.h2.read_pauses import ReadPauses
 from ratelimit_service.net.handshakes import Sealed, empty_records
@@ -37,9 +37,8 @@ _BULK_BYTES: Final = 16_384
 """The same, and how many bytes, of a client that sends many usual calls at once, and is in time:
 what it has under way is one piece then. Each piece has costs of its own."""
 
-_HURRIED_BYTES: Final = 2_048
-"""Of a client's late calls so many bytes, some six calls, are decided by policy in a visit at most:
-each takes nearly as long as a counted one."""
+_LATE_CALLS: Final = 1_024
+"""The same of calls that there is no time for: to refuse one takes a microsecond or two."""
 
 _SHORT_US: Final = TURN_US // 2
 """A piece that took less is followed by another one of the same read. So what came in one read is
@@ -54,8 +53,8 @@ calls can be handled, or refused, together."""
 class CallHandler(Protocol):
     """Takes what a connection hears, and answers it."""
 
-    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
-        """Takes the events of one read, in order."""
+    def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
+        """Takes what came of one piece, in order, to be decided `at_once` or with the turn."""
 
     def forget(self, protocol: Http2Protocol) -> None:
         """Hears that the connection is gone: nothing can be answered any more."""
@@ -64,8 +63,8 @@ class CallHandler(Protocol):
     def wants_origins(self) -> bool:
         """Whether somebody asks who makes calls."""
 
-    def haste(self, protocol: Http2Protocol) -> Haste | None:
-        """What the connection may do by itself with its next piece of bytes."""
+    def next_are_late(self, protocol: Http2Protocol) -> bool:
+        """Whether there is no time to count the calls of its next piece, as far as is known."""
 
     def store_us(self, protocol: Http2Protocol) -> int | None:
         """For how long calls wait in the store now; None if nobody waits for a store."""
@@ -118,6 +117,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """When that piece began to be handled."""
         self.waited_us = 0
         """How long the calls of that piece have waited for it; 0 if they are counted anyhow."""
+        self.fresh = True
+        """Whether that is so short that nobody need ask whether they are late."""
         self.backlog = Backlog(calls.allowance)
         self.drawing = Drawing(self.backlog)
         self.used_us = self.undecided = self._most = self._most_before = 0
@@ -132,7 +133,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Transport | None = None
         """The transport of a connection that is gone, until `forget`."""
-        self._flushing = self._writing_paused = False
+        self.flushing = self._writing_paused = False
+        """Whether what is said is written soon anyhow, and whether the client reads too slowly."""
         self._memory = memory or Memory()
         self.connection = Connection(methods, self._memory)
         self.presence = Presence(self.connection, self._loop.time())
@@ -152,22 +154,28 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Called by asyncio when it has read."""
-        self.data_received(self._reads.take(nbytes))
+        self.data_received(bytes(self._reads.whole[:nbytes]))
         if self._inbox.size:
             self._reads.charge(nbytes)
 
     def data_received(self, data: bytes) -> None:
         """Takes bytes in, also of what was opened, to be handled when it is this client's turn."""
         try:
-            now_us, sealed = elapsed_us(), self._sealed
-            arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
-            inbox = self._inbox
-            inbox.put(arrived_us, data)
+            now_us, inbox, turns = elapsed_us(), self._inbox, self._turns
+            if self._sealed is not None:
+                arrived_us = self._sealed.came_us
+            elif self.pauses.since_us or turns.scheduled:
+                arrived_us = self._came_us(now_us)
+            else:
+                arrived_us = now_us
+            self.presence.heard = True
+            inbox.chunks.append((arrived_us, data))
+            inbox.size += len(data)
             if inbox.size >= LITTLE_BYTES:
                 self._read_on_or_not(inbox.size)
             if not self._waiting and not self._writing_paused and not self._steps:
                 self._waiting = True
-                self._turns.add(self, now_us)
+                turns.add(self, now_us)
         except Exception as error:  # else the loop would drop the connection without a word
             self.fail(error)
 
@@ -183,7 +191,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Called for what is read from a client that speaks TLS: takes it in, to be opened."""
         sealed = self._sealed
         if sealed is not None:
-            sealed.put(self._hear(elapsed_us()), data)
+            self.presence.heard = True
+            sealed.put(self._came_us(elapsed_us()), data)
             self._read_on_or_not(self._inbox.size + sealed.size)
             self._ask_for_turn()
 
@@ -193,39 +202,37 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if much and self.pauses.pause():
             self._memory.paused_unhandled += 1
 
-    def _hear(self, now_us: int) -> int:
-        """Notes that the client has said something; returns when what is read now has come."""
-        presence = self.presence
-        presence.heard_at, presence.pinged_at = self._loop.time(), None
+    def _came_us(self, now_us: int) -> int:
+        """When what is read now has come."""
         # Bytes read after a pause may have come at its beginning.
-        return self.pauses.since_us or self._turns.came_us(now_us)
+        turns = self._turns
+        return self.pauses.since_us or (turns.came_us(now_us) if turns.scheduled else now_us)
 
-    def handle_piece(self, now_us: int) -> bool:
+    def handle_piece(self, now_us: int, *, at_once: bool = False) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled.
 
-        That is a piece, or two that take little.
+        That is a piece, or two that take little. Calls are decided `at_once`, or with the turn.
         """
         connection, chunks, late, found = self.connection, self._inbox.chunks, False, True
-        latest = connection.latest_stream
+        latest = connection.streams.latest
         # This turn writes at its end, so nobody need ask for a write.
-        self._handled = self._flushing = True
+        self._handled = self.flushing = True
         self._left = False
         try:
             self.now_us = now_us
             found = bool(chunks) or self._more or self._fetch(now_us)
             if found:
-                late = self._handle_some(now_us, refusing=False)
+                late = self._handle_some(now_us, at_once=at_once)
                 if chunks or self._more:
-                    late = self._follow(now_us, latest, late=late)
+                    late = self._follow(now_us, latest, late=late, at_once=at_once)
         except Exception as error:  # where the next frame begins is unknown now
             self._calls.failed(error)
             self._abandon()
-        if connection.closing:
+        if connection.life.closing:
             self._inbox.clear()
             self._more = False
-        self.dear = connection.may_be_dear
         if found or not self.drawing.begun:  # of a visit that came too early nothing can be said
-            self.brought_calls = connection.latest_stream > latest or not self._greeted
+            self.brought_calls = connection.streams.latest > latest or not self._greeted
         self._greeted = self._greeted or connection.greeted
         self.late = late or self.drawing.begun
         may_be = not (self._writing_paused or self._steps)
@@ -244,7 +251,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             return not rest_us
         if drawing.begun:
             self._stop_drawing()
-        if not self._writing_paused:
+        if self.pauses.paused and not self._writing_paused:
             self.pauses.resume()
         return False
 
@@ -278,7 +285,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
                 break
         return bool(inbox.chunks)
 
-    def _follow(self, now_us: int, before: int, *, late: bool) -> bool:
+    def _follow(self, now_us: int, before: int, *, late: bool, at_once: bool) -> bool:
         """Handles more of what has come, if it follows at once; returns whether calls are late.
 
         `before` was the highest stream before the piece in hand, which began at `now_us`. The rest
@@ -287,20 +294,20 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """
         connection = self.connection
         if not late:
-            if connection.latest_stream == before or connection.closing or self.drawing.begun:
+            if connection.streams.latest == before or connection.closing or self.drawing.begun:
                 return False
-            if self._steps or self._left or connection.may_be_dear:
+            if self._steps or self._left or self.dear:
                 return False
             started = elapsed_us()
             if self.backlog.was_late(now_us) or started - now_us >= _SHORT_US:
                 return False
             self.now_us = started
-            return self._handle_some(started, refusing=False)
+            return self._handle_some(started, at_once=at_once)
         # Late calls come first. What came behind them is in time, and is next.
         for _ in range(2):
             if self._more or not self._inbox.chunks:
                 break
-            if not self._handle_some(now_us, refusing=True):
+            if not self._handle_some(now_us, at_once=at_once):
                 break
         return True
 
@@ -346,47 +353,42 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Reads what has come; returns whether anything has."""
         if not self.drawing.draw(now_us, self._inbox, self._calls.store_us(self)):
             return False
-        presence = self.presence
-        presence.heard_at, presence.pinged_at = self._loop.time(), None
+        self.presence.heard = True
         return True
 
-    def _handle_some(self, now_us: int, *, refusing: bool) -> bool:
-        """Handles the next bytes; returns whether their calls are late. Then more may be handled.
-
-        With `refusing` late calls are refused, also if there were time to decide them by policy.
-        """
-        connection, inbox = self.connection, self._inbox
+    def _handle_some(self, now_us: int, *, at_once: bool) -> bool:
+        """Handles the next bytes; returns whether calls are late. Then more may be handled."""
+        connection, inbox, drawing = self.connection, self._inbox, self.drawing
         has_next = bool(inbox.chunks) and not self._more
         if has_next:
             self.arrived_us = inbox.chunks[0][0]
-        chosen = self.arrived_us >= self.drawing.chosen_us
-        self.waited_us = 0 if chosen else now_us - self.arrived_us
+        self.waited_us = 0 if self.arrived_us >= drawing.chosen_us else now_us - self.arrived_us
         # Visits in quick succession find nothing but fresh calls, also where there are too many.
-        fresh = self.waited_us <= FRESH_US and not self.drawing.begun
-        connection.haste = haste = None if fresh else self._calls.haste(self)
-        if haste is not None and refusing:
-            haste.refusing = True
-        in_bulk = self._in_bulk and not self.drawing.begun
-        if not has_next:
-            piece = b""  # the connection still has complete frames to handle
-        elif haste is not None and haste.refusing:
-            caught_up_us = min(self.backlog.caught_up_us(self.now_us), self.drawing.fresh_us)
-            piece = inbox.take_before(caught_up_us)
-        elif haste is not None:
-            piece = inbox.take(_HURRIED_BYTES)
-        else:
-            piece = inbox.take(_BULK_BYTES if in_bulk else PIECE_BYTES)
-        connection.wants_origins = self._calls.wants_origins
-        most = _BULK_CALLS if in_bulk else _PIECE_CALLS
-        events = connection.receive(piece, most, followed=bool(inbox.chunks))
-        if connection.unusual:
+        self.fresh = self.waited_us <= FRESH_US and not drawing.begun
+        late = not self.fresh and self._calls.next_are_late(self)
+        in_bulk, most, piece = self._in_bulk and not drawing.begun, _PIECE_CALLS, b""
+        if late:
+            most = _LATE_CALLS
+            if has_next:
+                caught_up_us = min(self.backlog.caught_up_us(now_us), drawing.fresh_us)
+                piece = inbox.take_before(caught_up_us)
+        elif in_bulk:
+            most = _BULK_CALLS
+            if has_next:
+                piece = inbox.take(_BULK_BYTES)
+        elif has_next:
+            piece = inbox.take(PIECE_BYTES)
+        connection.callers.wanted = self._calls.wants_origins
+        received = connection.receive(piece, most)
+        self.dear = received.dear
+        if received.unusual:
             self._in_bulk = False
         elif len(piece) >= PIECE_BYTES // 2:
             self._in_bulk = True
-        if events:
-            self._calls.handle(self, events)
+        if received.events:
+            self._calls.handle(self, received, at_once=at_once)
         self._more = connection.has_more
-        return haste is not None and not connection.closing
+        return late and not connection.life.closing
 
     def at_end_of_turn(self, finish: Callable[[int], None], calls: int) -> None:
         """Has `finish` called once at the end of this turn, as `Turns.later` says."""
@@ -427,8 +429,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def end_turn(self) -> None:
         """Writes the answers to the pieces of this turn."""
         if self._handled:
-            self._handled = self._flushing = False
-            if not self._says_more_soon():
+            self._handled = self.flushing = False
+            if not (self.drawing.begun and self._says_more_soon()):
                 self.flush()
 
     def _says_more_soon(self) -> bool:
@@ -437,7 +439,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         Each write costs about as much as counting a call.
         """
         drawing = self.drawing
-        if not (drawing.begun and self.undecided) or self.connection.closing:
+        if not self.undecided or self.connection.closing:
             return False
         return self.backlog.is_soon(drawing.spread_us + drawing.store_us)
 
@@ -499,17 +501,17 @@ class Http2Protocol(asyncio.BufferedProtocol):
         output = self.connection.take_output()
         if output:
             transport.write(output)
-        if self.connection.closing:
+        if self.connection.life.closing:
             transport.close()
 
     def flush_soon(self) -> None:
         """Writes at the end of this turn, together with whatever else is said until then."""
-        if not self._flushing:
-            self._flushing = True
+        if not self.flushing:
+            self.flushing = True
             self._turns.before_write(self._flush_now)
 
     def _flush_now(self) -> None:
-        self._flushing = False
+        self.flushing = False
         self.flush()
 
     def abort(self) -> None:

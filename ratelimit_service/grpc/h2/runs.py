@@ -1,15 +1,13 @@
-"""Runs of frames that are alike, walked at once.
+"""Runs of calls that are alike, walked at once, and runs of refusals.
 
-A client's calls nearly always have the same headers, so those of one read are such a run. And
-clients take back what was not answered, many calls at a time. So this only looks where each frame
-ends and whether it is like the one before. Anything unusual ends the run, and is left to the code
-that handles single frames. No state. What must not live here: what becomes of calls, and runs of
-calls that nobody is to answer (`passing`).
+A client's calls nearly always have the same headers, so those of one read are such a run. So this
+only looks where each call ends and whether it is like the one before. Anything unusual ends the
+run, and is left to the code that handles single frames (`receiving`), which comes to the same. No
+state. What must not live here: what becomes of calls.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,44 +20,14 @@ from ratelimit_service.grpc.h2.frames import (
     FRAME_HEAD_BYTES,
     HEADERS,
     MAX_WINDOW,
-    RST_STREAM,
-    RST_STREAM_BYTES,
-    SHORT_FRAME_BYTES,
     STREAM_AT,
-    WINDOW_UPDATE,
-    WINDOW_UPDATE_BYTES,
     ErrorCode,
     head_start,
     rst_stream,
 )
 from ratelimit_service.grpc.h2.messages import PREFIX_BYTES
 
-__all__ = [
-    "RESET_HEAD",
-    "refusals",
-    "resets",
-    "usual_calls",
-    "window_updates",
-]
-
-_MOST_TOGETHER: Final = 512
-"""So many short frames are looked at together."""
-
-RESET_HEAD: Final = head_start(RST_STREAM_BYTES, RST_STREAM, 0)
-"""What a RST_STREAM frame begins with, up to its stream's number."""
-
-_match_resets: Final = re.compile(
-    # The first byte of a stream's number is at most 127.
-    b"(?:%b[\0-\x7f].{7})*" % re.escape(RESET_HEAD),
-    re.DOTALL,
-).match
-_reset_streams: Final = struct.Struct(f">5xI{RST_STREAM_BYTES}x").iter_unpack
-
-_match_updates: Final = re.compile(
-    b"(?:%b[\0-\x7f].{7})*" % re.escape(head_start(WINDOW_UPDATE_BYTES, WINDOW_UPDATE, 0)),
-    re.DOTALL,
-).match
-_updates: Final = struct.Struct(">5xII").iter_unpack
+__all__ = ["refusals", "usual_calls"]
 
 _REFUSAL: Final = rst_stream(0, ErrorCode.ENHANCE_YOUR_CALM)
 _REFUSAL_HEAD: Final = _REFUSAL[:5]
@@ -114,27 +82,6 @@ def usual_calls(
 def _message_shape(block_bytes: int) -> struct.Struct:
     """The same with the prefix of the message."""
     return struct.Struct(f">{STREAM_AT}sI{block_bytes}sHHIBI")
-
-
-def resets(data: bytes, start: int) -> tuple[int, list[int]]:
-    """Walks RST_STREAM frames from `start` on; returns where they end, and the streams.
-
-    That is some hundreds at most: a faulty one among them has all behind it walked again.
-    """
-    found = _match_resets(data, start, start + _MOST_TOGETHER * SHORT_FRAME_BYTES)
-    end = found.end() if found else start
-    return end, [stream for (stream,) in _reset_streams(data[start:end])]
-
-
-def window_updates(data: bytes, start: int) -> tuple[int, list[tuple[int, int]]]:
-    """Walks WINDOW_UPDATE frames from `start` on.
-
-    Returns where they end, and of each the stream, 0 for the connection, and by how much its window
-    grows; the highest bit of that means nothing. That is some hundreds at most.
-    """
-    found = _match_updates(data, start, start + _MOST_TOGETHER * SHORT_FRAME_BYTES)
-    end = found.end() if found else start
-    return end, list(_updates(data[start:end]))
 
 
 def refusals(streams: Sequence[int]) -> bytes:

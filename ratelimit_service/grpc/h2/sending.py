@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 from urllib.parse import quote
 
 from ratelimit_service.grpc.h2 import frames, runs
-from ratelimit_service.grpc.h2.account import ConnectionFaultError, Memory
+from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError
 from ratelimit_service.grpc.h2.costs import RUN_BYTES, VISIT_US
 from ratelimit_service.grpc.h2.frames import (
     END_HEADERS,
@@ -24,14 +24,14 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
 )
 from ratelimit_service.grpc.h2.headers import literal
-from ratelimit_service.grpc.h2.life import NoTable
+from ratelimit_service.grpc.h2.life import Leaving, Life, NoTable
 from ratelimit_service.grpc.h2.limits import MAX_TEXT_BYTES
 from ratelimit_service.grpc.h2.messages import PREFIX_BYTES
 from ratelimit_service.grpc.h2.open_streams import OpenStreams
-from ratelimit_service.grpc.h2.streams import Methods, Stream
+from ratelimit_service.grpc.h2.streams import Stream
 from ratelimit_service.service import Answer
 
-__all__ = ["OK_HEADERS", "Sending"]
+__all__ = ["OK_HEADERS", "Sender"]
 
 _FLUSHED_AT_ONCE: Final = 16
 
@@ -61,19 +61,28 @@ _MOST_OVER: Final = 256
 """Wider windows are remembered for the open calls, and for so many calls that are over."""
 
 
-class Sending(OpenStreams):
+class Sender:
     """The half of a connection that answers."""
 
-    def __init__(self, methods: Methods, memory: Memory) -> None:
-        super().__init__(methods, memory)
-        self._send_window = frames.DEFAULT_WINDOW
-        self._initial_send_window = frames.DEFAULT_WINDOW
+    def __init__(
+        self, streams: OpenStreams, life: Life, budget: Budget, output: list[bytes]
+    ) -> None:
+        self._streams = streams
+        self._life = life
+        self._budget = budget
+        self.output = output
+        """What is to be written."""
+        self.window = frames.DEFAULT_WINDOW
+        """How much the client's window for the whole connection lets through."""
+        self.first_window = frames.DEFAULT_WINDOW
+        """The window of each new stream."""
         self._highest_credit = 0
         """The highest `credit` that any stream can have."""
-        self._max_send_frame = MAX_FRAME_SIZE
-        self._opened: deque[int] = deque()
+        self.max_frame = MAX_FRAME_SIZE
+        """The largest frame that the client takes."""
+        self.opened: deque[int] = deque()
         """Streams that were shut when all windows opened, and were not looked at since."""
-        self._resumable: deque[int] = deque()
+        self.resumable: deque[int] = deque()
         """Streaming calls whose last message is answered, so that the next may be handed on."""
         self.delivered = 0
         """Bytes of answers that windows have let through."""
@@ -81,7 +90,14 @@ class Sending(OpenStreams):
     @property
     def blocked(self) -> bool:
         """Whether flow control holds an answer back."""
-        return bool(self._blocked or self._shut)
+        return bool(self._streams.blocked or self._streams.shut)
+
+    def abandon(self, code: ErrorCode, text: str, reason: str) -> None:
+        """Ends the connection, and tells the client why. It is counted under the `reason`."""
+        if not self._life.closing:
+            self._life.enter(Leaving.CLOSING)
+            self._life.reason = reason
+            self.output.append(frames.goaway(self._streams.latest, code, text))
 
     # Answers
 
@@ -98,10 +114,10 @@ class Sending(OpenStreams):
         one, if there is one, is to be answered by itself: it has a record, is too large or is gone,
         or its answer is no message.
         """
-        if not self._life.steady or self._blocked:  # what has waited comes first
+        if not self._life.steady or self._streams.blocked:  # what has waited comes first
             return 0
-        streams, window = self._streams, self._send_window
-        most = min(self._initial_send_window, MAX_FRAME_SIZE) - PREFIX_BYTES
+        streams, window = self._streams.open, self.window
+        most = min(self.first_window, MAX_FRAME_SIZE) - PREFIX_BYTES
         written: list[bytes] = []
         try:
             for stream_id in stream_ids:
@@ -129,10 +145,10 @@ class Sending(OpenStreams):
                 window -= length + PREFIX_BYTES
                 del streams[stream_id]
         finally:  # a fault with one of them must not cost those before it their answers
-            self._send_window = window
-            self._finished.extend(stream_ids[: len(written)])
-            self._output += written
-            self._credit(len(written))
+            self.window = window
+            self._streams.finished.extend(stream_ids[: len(written)])
+            self.output += written
+            self._budget.credit(len(written))
         return len(written)
 
     def refuse(self, stream_ids: Sequence[int]) -> None:
@@ -141,27 +157,34 @@ class Sending(OpenStreams):
         The fault is ours, so later frames of the client on these streams cost it as little as if
         they had been answered.
         """
-        for stream_id in stream_ids:
-            stream = self._stream(stream_id)
+        streams, steady = self._streams, self._life.steady
+        refused = [stream_id for stream_id in stream_ids if stream_id in streams.open]
+        if not refused:
+            return
+        self.output.append(runs.refusals(refused))
+        self._budget.credit(len(refused))
+        for stream_id in refused:
+            if steady and streams.open[stream_id] is None:
+                del streams.open[stream_id]
+                continue
+            stream = streams.record(stream_id)
             if stream is not None:
-                self._output.append(runs.refusals([stream_id]))
-                self._close(stream_id, stream, told=True)
-                self._credit()
+                streams.close(stream_id, stream, told=True)
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Sends one message of an answer; the answer stays open."""
-        stream = self._stream(stream_id)
+        stream = self._streams.record(stream_id)
         if stream is None:
             return
         if not stream.answered:
             stream.answered = True
-            self._header_block(0, stream_id, OK_HEADERS)
+            self.header_block(0, stream_id, OK_HEADERS)
         payload = b"\x00" + len(message).to_bytes(4, "big") + message
-        self._queue(stream_id, stream, FrameType.DATA, payload)
+        self.queue(stream_id, stream, FrameType.DATA, payload)
 
     def finish(self, stream_id: int, code: int = 0, text: str = "") -> None:
         """Ends an answer with its gRPC status. A text that is too long is cut."""
-        stream = self._stream(stream_id)
+        stream = self._streams.record(stream_id)
         if stream is None:
             return
         block = literal(b"grpc-status", b"%d" % code)
@@ -172,9 +195,9 @@ class Sending(OpenStreams):
             )
         if not stream.answered:
             block = OK_HEADERS + block
-        self._queue(stream_id, stream, FrameType.HEADERS, block, last=True)
+        self.queue(stream_id, stream, FrameType.HEADERS, block, last=True)
 
-    def _queue(
+    def queue(
         self,
         stream_id: int,
         stream: Stream,
@@ -185,13 +208,13 @@ class Sending(OpenStreams):
     ) -> None:
         """Sends a part of an answer when its turn comes."""
         stream.waiting.append((kind, payload, last))
-        self._keep(stream, len(payload))
-        opened = bool(self._blocked) and self._send_window > 0
+        self._streams.keep(stream, len(payload))
+        opened = bool(self._streams.blocked) and self.window > 0
         if not opened or stream.waiting[0][0] is not FrameType.DATA:
             self._flush(stream_id, stream)
-        elif stream_id not in self._shut:
-            self._blocked[stream_id] = stream  # behind those that have waited for longer
-        if stream.waiting and self._holds_too_much:
+        elif stream_id not in self._streams.shut:
+            self._streams.blocked[stream_id] = stream  # behind those that have waited for longer
+        if stream.waiting and self._budget.holds_too_much:
             self.abandon(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many answers wait for the client", "memory"
             )
@@ -203,42 +226,42 @@ class Sending(OpenStreams):
             kind, payload, last = waiting[0]
             end = END_STREAM if last else 0
             if kind is FrameType.HEADERS:
-                self._header_block(end, stream_id, payload)
+                self.header_block(end, stream_id, payload)
                 sent = len(payload)
             else:
-                own = self._initial_send_window + stream.credit
+                own = self.first_window + stream.credit
                 if own <= 0:
-                    self._blocked.pop(stream_id, None)
-                    self._shut[stream_id] = stream
+                    self._streams.blocked.pop(stream_id, None)
+                    self._streams.shut[stream_id] = stream
                     return
-                room = min(self._send_window, own, self._max_send_frame)
+                room = min(self.window, own, self.max_frame)
                 if room <= 0:
-                    self._shut.pop(stream_id, None)
-                    self._blocked[stream_id] = stream
+                    self._streams.shut.pop(stream_id, None)
+                    self._streams.blocked[stream_id] = stream
                     return
                 part, rest = payload[:room], payload[room:]
                 sent = len(part)
-                self._send_window -= sent
+                self.window -= sent
                 self.delivered += sent
                 stream.credit -= sent
                 self._frame(kind, 0 if rest else end, stream_id, part)
                 if rest:
-                    self._keep(stream, -sent)
+                    self._streams.keep(stream, -sent)
                     waiting[0] = (kind, rest, last)
                     continue
-            self._keep(stream, -sent)
+            self._streams.keep(stream, -sent)
             waiting.popleft()
             if last:
-                self._credit()
-                self._close(stream_id, stream)
+                self._budget.credit()
+                self._streams.close(stream_id, stream)
                 return
-        self._blocked.pop(stream_id, None)
-        self._shut.pop(stream_id, None)
+        self._streams.blocked.pop(stream_id, None)
+        self._streams.shut.pop(stream_id, None)
         if stream.asking:
             stream.asking = False
-            self._resumable.append(stream_id)
+            self.resumable.append(stream_id)
 
-    def _header_block(self, flags: int, stream_id: int, block: bytes) -> None:
+    def header_block(self, flags: int, stream_id: int, block: bytes) -> None:
         """Sends a header block, in the order in which the client reads them.
 
         Our header blocks fit into the smallest frame size that a client must take, so there is no
@@ -250,61 +273,68 @@ class Sending(OpenStreams):
         self._frame(FrameType.HEADERS, END_HEADERS | flags, stream_id, block)
 
     def _frame(self, kind: FrameType, flags: int, stream_id: int, payload: bytes) -> None:
-        self._output.append(frames.frame(kind, flags, stream_id, payload))
+        self.output.append(frames.frame(kind, flags, stream_id, payload))
 
     # Windows
 
-    def _widen(self, increment: int) -> None:
-        """Takes a wider window of the connection; `_let_through` sends what has waited for it."""
-        self._send_window += increment
-        if self._send_window > MAX_WINDOW:
+    def widen(self, increment: int) -> None:
+        """Takes a wider window of the connection; `let_through` sends what has waited for it."""
+        self.window += increment
+        if self.window > MAX_WINDOW:
             raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
 
-    def _widen_stream(self, stream_id: int, increment: int) -> None:
-        """Takes a wider window of an open stream. A whole call needs no record for it."""
-        stream = self._streams[stream_id]
+    def widen_stream(self, stream_id: int, increment: int) -> None:
+        """Takes a wider window of an open stream; those without a record need none for it."""
+        streams, widened = self._streams, self._streams.widened
+        stream = streams.open.get(stream_id)
         if stream is None:
-            credit = self._widened[stream_id] = self._widened.get(stream_id, 0) + increment
-            if len(self._widened) > _MOST_OVER + 2 * len(self._streams):
-                still = [each for each in self._widened.items() if each[0] in self._streams]
-                self._widened = dict(still)
+            credit = widened[stream_id] = widened.get(stream_id, 0) + increment
+            if len(widened) > _MOST_OVER + 2 * len(streams):
+                streams.widened = dict(self._credits())
         else:
             stream.credit += increment
             credit = stream.credit
         self._highest_credit = max(self._highest_credit, credit)
-        if self._initial_send_window + credit > MAX_WINDOW:
-            self._reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+        if self.first_window + credit > MAX_WINDOW:
+            streams.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
         elif stream is not None and stream.waiting:
             self._flush(stream_id, stream)
 
-    def _start_windows(self, size: int) -> None:
+    def _credits(self) -> Iterator[tuple[int, int]]:
+        """How much wider the windows are of open streams without a record."""
+        streams = self._streams
+        for stream_id, credit in streams.widened.items():
+            if stream_id in streams.open or stream_id in streams.begun:
+                yield stream_id, credit
+
+    def start_windows(self, size: int) -> None:
         """Takes the first window of all streams; it also changes that of open ones."""
-        wider = size > self._initial_send_window
-        self._initial_send_window = size
+        streams, wider = self._streams, size > self.first_window
+        self.first_window = size
         if size + self._highest_credit > MAX_WINDOW:
-            known = [stream.credit for stream in self._streams.values() if stream is not None]
-            known += [credit for each, credit in self._widened.items() if each in self._streams]
-            self._spend(VISIT_US * len(known), "windows")
+            known = [stream.credit for stream in streams.open.values() if stream is not None]
+            known += [credit for _, credit in self._credits()]
+            self._budget.spend(VISIT_US * len(known), "windows")
             self._highest_credit = max(known, default=0)
             if size + self._highest_credit > MAX_WINDOW:
                 raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
-        if wider and self._shut:
-            self._spend(VISIT_US * len(self._shut), "windows")
-            self._opened = deque(self._shut)
+        if wider and streams.shut:
+            self._budget.spend(VISIT_US * len(streams.shut), "windows")
+            self.opened = deque(streams.shut)
 
-    def _let_through(self, most: int) -> int:
+    def let_through(self, most: int) -> int:
         """Sends answers whose windows have opened; those that have waited longest come first.
 
         Each takes one of `most`, and long ones more. Returns how much of it is left.
         """
-        opened, shut, blocked = self._opened, self._shut, self._blocked
+        opened, shut, blocked = self.opened, self._streams.shut, self._streams.blocked
         while opened and most > 0:
             stream_id = opened.popleft()
             most -= self._visit(stream_id, shut.get(stream_id))
-        while blocked and self._send_window > 0 and most > 0:
+        while blocked and self.window > 0 and most > 0:
             # A few at a time: to find a dictionary's first item again and again takes ever longer.
             for stream_id, stream in list(islice(blocked.items(), _FLUSHED_AT_ONCE)):
-                if self._send_window <= 0 or most <= 0:
+                if self.window <= 0 or most <= 0:
                     break
                 most -= self._visit(stream_id, stream)
         return most

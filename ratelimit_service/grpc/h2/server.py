@@ -14,7 +14,7 @@ from functools import partial
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.eventloop.turns import shared_turns
-from ratelimit_service.grpc.h2.account import Memory
+from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.grpc.h2.frames import ErrorCode
 from ratelimit_service.grpc.h2.limits import HANDSHAKE_SECONDS
@@ -129,7 +129,7 @@ class H2Server:
             return
         closed = partial(self._disconnected, gone)
         protocol = Http2Protocol(self._calls, self._methods, self._turns, closed, self._memory)
-        protocol.connection.peer = peer_of(connection)
+        protocol.connection.callers.peer = peer_of(connection)
         self._memory.connections += 1
         if self._stopping:
             protocol.connection.shut_down()
@@ -268,7 +268,7 @@ class H2Server:
         """Ends the connection that makes us keep most, if all together make us keep too much."""
         memory = self._memory
         if memory.held > memory.most and self._protocols:
-            greediest = max(self._protocols, key=lambda each: each.connection.held)
+            greediest = max(self._protocols, key=lambda each: each.connection.budget.held)
             text = "too much is kept for this connection"
             greediest.connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, text, "memory")
             greediest.flush()

@@ -10,7 +10,7 @@ from ratelimit_service.grpc.h2.costs import ANSWERED_US, BUDGET_US, SAVED_US
 from ratelimit_service.grpc.h2.frames import ErrorCode
 from ratelimit_service.grpc.h2.limits import ALL_HELD_BYTES, HELD_BYTES
 
-__all__ = ["Account", "ConnectionFaultError", "Memory", "expect"]
+__all__ = ["Budget", "ConnectionFaultError", "Memory", "expect"]
 
 
 class ConnectionFaultError(Exception):
@@ -45,41 +45,43 @@ class Memory:
         return self.most // max(1, self.connections)
 
 
-class Account:
+class Budget:
     """What a connection has cost in this second, and what is kept for it."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._spent_us = 0
         """Below 0 if answered calls have made up for more than was spent."""
-        self._worked_us = 0
-        """Work on a frame for which nobody is charged, but which counts against a turn."""
+        self.worked_us = 0
+        """All work on frames that are no usual calls, charged or not: it counts against turns."""
         self.held = 0
         """Bytes kept for the client: messages that are not whole, answers that wait."""
 
-    def _spend(self, cost_us: int, reason: str) -> None:
+    def spend(self, cost_us: int, reason: str) -> None:
         """Charges work that answers no call. Raises ConnectionFaultError above the budget."""
+        self.worked_us += cost_us
         self._spent_us += cost_us
         if self._spent_us > BUDGET_US:
             text = f"too much work for nothing: {reason}"
             raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, text, f"flood_{reason}")
 
-    def _credit(self, calls: int = 1) -> None:
+    def credit(self, calls: int = 1) -> None:
         """Credits calls that were answered, or were not answered by our own fault."""
         if self._spent_us > -SAVED_US:  # else as much is saved as may be
             self._spent_us = max(self._spent_us - ANSWERED_US * calls, -SAVED_US)
 
-    def _forgive(self) -> None:
+    def forgive(self) -> None:
         """Forgets at the end of a second what was spent in it; what was saved stays."""
         self._spent_us = min(0, self._spent_us)
 
-    def _hold(self, size: int) -> None:
+    def hold(self, size: int) -> None:
         """Counts so many more bytes as kept; fewer if `size` is negative."""
         self.held += size
         self._memory.held += size
 
     @property
-    def _holds_too_much(self) -> bool:
+    def holds_too_much(self) -> bool:
+        """Whether the client makes us keep more than it may."""
         held, memory = self.held, self._memory
         return held > HELD_BYTES or (memory.held > memory.most and held > memory.share)
 

@@ -1,0 +1,639 @@
+"""What a client sends: frames in its bytes, and the calls that these bring.
+
+One walk over the frames. Calls that come whole, or nearly so, are taken at once; all else has a
+record of its stream. What must not live here: how calls are answered.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ratelimit_service.errors import BadRequestError, StatusCode
+from ratelimit_service.grpc.h2 import frames, runs
+from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError, expect
+from ratelimit_service.grpc.h2.callers import Callers
+from ratelimit_service.grpc.h2.control import Control
+from ratelimit_service.grpc.h2.costs import (
+    DESCRIPTORS_BYTES,
+    FRAME_US,
+    HEADERS_US,
+    PART_US,
+    PIECE_US,
+    RESET_US,
+    RUN_FRAME_US,
+    SMALL_PART_BYTES,
+    UNPACK_US,
+    USUAL_BYTES,
+)
+from ratelimit_service.grpc.h2.events import Calls, Cancelled, Ended, Event, Message
+from ratelimit_service.grpc.h2.fields import MAX_LIST_BYTES, BlockError
+from ratelimit_service.grpc.h2.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEAD_BYTES,
+    MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    PADDED,
+    PRIORITY,
+    RESET,
+    RST_STREAM_BYTES,
+    UPDATE,
+    WHOLE_HEADERS,
+    ErrorCode,
+    FrameType,
+    split_head,
+)
+from ratelimit_service.grpc.h2.head import Head
+from ratelimit_service.grpc.h2.headers import HeaderReader, literal
+from ratelimit_service.grpc.h2.life import Life
+from ratelimit_service.grpc.h2.limits import (
+    BODY_SECONDS,
+    CONNECTION_WINDOW,
+    IDLE_STREAM_SECONDS,
+    MAX_BLOCK_BYTES,
+    MAX_CONTINUATIONS,
+    MAX_MESSAGE_BYTES,
+    MAX_STREAMS,
+    STREAM_BYTES,
+    STREAM_WINDOW,
+)
+from ratelimit_service.grpc.h2.messages import (
+    PACKED,
+    PREFIX_BYTES,
+    first_message,
+    only_message,
+)
+from ratelimit_service.grpc.h2.open_streams import OpenStreams
+from ratelimit_service.grpc.h2.sending import OK_HEADERS, Sender
+from ratelimit_service.grpc.h2.streams import Methods, Readable, Stream
+from ratelimit_service.service import CallOrigin
+
+__all__ = ["Receiver"]
+
+_ENDED_AT_ONCE: Final = 100
+"""So many calls that have taken too long are ended at once; the next ones a second later."""
+
+_WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
+
+_MESSAGE_FOLLOWS: Final = bytes((FrameType.DATA, END_STREAM))
+"""Type and flags of the frame behind HEADERS, where a call comes whole."""
+
+
+class _Block(NamedTuple):
+    """A header block that is not complete."""
+
+    stream_id: int
+    flags: int
+    faulty: bool
+    """Whether its stream is to be reset once the block is read."""
+    since: int
+    parts: list[bytes]
+
+
+class Receiver:
+    """The half of a connection that makes calls of frames."""
+
+    def __init__(
+        self,
+        methods: Methods,
+        sender: Sender,
+        streams: OpenStreams,
+        control: Control,
+        headers: HeaderReader,
+        callers: Callers,
+        life: Life,
+        budget: Budget,
+    ) -> None:
+        self._methods = methods
+        self._sender = sender
+        self._output = sender.output
+        self._streams = streams
+        self._control = control
+        self._headers = headers
+        self._callers = callers
+        self._life = life
+        self._budget = budget
+        self._usual_block = b""
+        self._usual_head: Head | None = None
+        """The latest header block of a usual call, and its head: a client's calls have the same
+        headers nearly always, and comparing a block takes less time than looking it up."""
+        self.unusual = False
+        """Whether the last walk has brought a message that is no usual call's."""
+        self._block: _Block | None = None
+        self._consumed = 0
+        """Bytes of DATA for which the connection's window was not opened again yet."""
+
+    def walk(self, data: bytes, at: int, most: int, events: list[Event]) -> tuple[int, bool]:
+        """Takes complete frames; adds what they mean to the events, in order.
+
+        Returns where the first frame begins that is left, and whether it is complete: it stops
+        after work that is worth about `most` usual calls. Raises ConnectionFaultError.
+        """
+        life, budget = self._life, self._budget
+        end, left_us = len(data), most * PIECE_US
+        self.unusual = False
+        while end - at >= FRAME_HEAD_BYTES:
+            # The type lets mypyc keep the tuple out of the heap.
+            numbers: tuple[int, int, int, int] = split_head(data, at)
+            high, length, kind_and_flags, stream_id = numbers
+            if high or length > MAX_FRAME_SIZE:
+                raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16384 bytes")
+            stop = at + FRAME_HEAD_BYTES + length
+            if stop > end:
+                break
+            if left_us <= 0:
+                return at, True
+            if life.steady and self._block is None:
+                if kind_and_flags == WHOLE_HEADERS:
+                    taken = self._calls(data, at, stop, stream_id, left_us, events)
+                else:
+                    payload = data[at + FRAME_HEAD_BYTES : stop]
+                    taken = self._between(kind_and_flags, stream_id, payload, stop, events)
+                if taken[0]:
+                    at, left_us = taken[0], left_us - taken[1]
+                    continue
+            payload, before_us = data[at + FRAME_HEAD_BYTES : stop], budget.worked_us
+            self._take(kind_and_flags, stream_id & MAX_WINDOW, payload, events)
+            left_us -= PIECE_US + budget.worked_us - before_us
+            if self._sender.blocked:  # before what the client says next
+                left_us = self._sender.let_through(left_us // PIECE_US) * PIECE_US
+            at = stop
+        return at, False
+
+    def _calls(
+        self, data: bytes, at: int, stop: int, stream_id: int, left_us: int, events: list[Event]
+    ) -> tuple[int, int]:
+        """Takes usual calls, of which the first one's HEADERS are `data[at:stop]`.
+
+        Those that have come whole and have the same headers are taken together. Returns where they
+        end, and what they have cost; 0 and 0 if nothing was taken, because something is not usual.
+        """
+        streams, block = self._streams, data[at + FRAME_HEAD_BYTES : stop]
+        head = self._usual_head if block == self._usual_block else self._head_of(block)
+        room = MAX_STREAMS - len(streams.open) - len(streams.begun)
+        if head is None or room <= 0 or not stream_id & 1:
+            return 0, 0
+        if not streams.latest < stream_id <= MAX_WINDOW:
+            return 0, 0
+        caller = self._callers.of(block) if self._callers.wanted else None
+        if data.startswith(_MESSAGE_FOLLOWS, stop + 3):
+            most = min(room, left_us // PIECE_US or 1)
+            whole = runs.usual_calls(data, at, block, streams.latest, most)
+            end, stream_ids, messages = whole
+            count = len(stream_ids)
+            if count:
+                streams.hand_on(stream_ids)
+                self._consume(end - at - count * (2 * FRAME_HEAD_BYTES + len(block)))
+                if events or caller is not None:
+                    _add(events, head, stream_ids, messages, caller)
+                else:
+                    events.append(Calls(head, stream_ids, messages))
+                return end, count * PIECE_US
+        streams.opens(stream_id)
+        streams.begun[stream_id] = head, caller, b""
+        return stop, PIECE_US
+
+    def _between(
+        self,
+        kind_and_flags: int,
+        stream_id: int,
+        payload: bytes,
+        stop: int,
+        events: list[Event],
+    ) -> tuple[int, int]:
+        """Takes what comes between usual calls, or is the body of one. Returns as `_calls`."""
+        if kind_and_flags <= END_STREAM:
+            begun = stream_id in self._streams.begun
+            if begun and self._body(payload, stream_id, kind_and_flags, events):
+                large = len(payload) > USUAL_BYTES  # it may have many descriptors
+                return stop, len(payload) // DESCRIPTORS_BYTES * PIECE_US if large else 0
+        elif kind_and_flags == UPDATE:
+            if not self._sender.blocked:  # else these are sent as far as each lets them through
+                self._control.window_update(stream_id & MAX_WINDOW, payload)
+                return stop, RUN_FRAME_US
+        elif kind_and_flags == RESET:
+            self._rst_stream(stream_id & MAX_WINDOW, payload, events)
+            return stop, RUN_FRAME_US
+        return 0, 0
+
+    def _head_of(self, block: bytes) -> Head | None:
+        """The head of a usual call's header block; None if it is not known to be one."""
+        head = self._headers.recall(block)
+        if head is None or not head.plain or head.path not in self._methods.unary:
+            return None
+        self._usual_block, self._usual_head = block, head
+        return head
+
+    def _body(self, payload: bytes, stream_id: int, flags: int, events: list[Event]) -> bool:
+        """Takes the body of a call that has begun, or all of it but its end.
+
+        Returns whether it could: else the stream needs a record, and nothing is taken.
+        """
+        streams = self._streams
+        head, caller, before = streams.begun[stream_id]
+        length = len(payload)
+        if before:
+            payload = before + payload
+        size = len(payload) - PREFIX_BYTES
+        if not flags:
+            if before or not payload or size > USUAL_BYTES:
+                return False
+            streams.begun[stream_id] = head, caller, payload
+            self._consume(length)
+            return True
+        if size < 0 or payload[0] or int.from_bytes(payload[1:PREFIX_BYTES], "big") != size:
+            return False
+        del streams.begun[stream_id]
+        streams.open[stream_id] = None
+        self._consume(length)
+        self._hand_on(head, stream_id, payload[PREFIX_BYTES:], caller, events)
+        return True
+
+    def _hand_on(
+        self,
+        head: Head,
+        stream_id: int,
+        message: bytes,
+        caller: CallOrigin | None,
+        events: list[Event],
+    ) -> None:
+        """Hands on a complete unary call."""
+        if len(message) > USUAL_BYTES:
+            self.unusual = True
+        _add(events, head, [stream_id], [message], caller)
+
+    def _take(
+        self, kind_and_flags: int, stream_id: int, payload: bytes, events: list[Event]
+    ) -> None:
+        """Takes a frame that is no part of a usual call."""
+        kind, flags = kind_and_flags >> 8, kind_and_flags & 0xFF
+        if not self._life.settled and (kind != FrameType.SETTINGS or flags & ACK):
+            raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "SETTINGS must come first")
+        if self._block is not None and kind != FrameType.CONTINUATION:
+            raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a header block is not finished")
+        if kind == FrameType.DATA:
+            self._data_frame(flags, stream_id, payload, events)
+        elif kind == FrameType.HEADERS:
+            self._headers_frame(flags, stream_id, payload, events)
+        elif kind == FrameType.CONTINUATION:
+            self._continuation(flags, stream_id, payload, events)
+        elif kind == FrameType.RST_STREAM:
+            self._rst_stream(stream_id, payload, events)
+        else:
+            self._control.take(kind, flags, stream_id, payload)
+
+    # Header blocks
+
+    def _headers_frame(
+        self, flags: int, stream_id: int, payload: bytes, events: list[Event]
+    ) -> None:
+        expect(stream_id % 2 == 1, "HEADERS on a stream that clients cannot open")
+        if flags & PADDED:
+            payload = _unpadded(payload)
+        depends_on_itself = False
+        if flags & PRIORITY:
+            if len(payload) < 5:
+                raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is cut short")
+            depends_on_itself = int.from_bytes(payload[:4], "big") & MAX_WINDOW == stream_id
+            payload = payload[5:]
+        if flags & END_HEADERS:
+            self._open(stream_id, flags, payload, events)
+            if depends_on_itself:
+                self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            second = self._life.second
+            self._block = _Block(stream_id, flags, depends_on_itself, second, [payload])
+            self._budget.hold(len(payload))
+
+    def _continuation(
+        self, flags: int, stream_id: int, payload: bytes, events: list[Event]
+    ) -> None:
+        block = self._block
+        if block is None or stream_id != block.stream_id:
+            raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        block.parts.append(payload)
+        self._budget.hold(len(payload))
+        size = sum(map(len, block.parts))
+        if size > MAX_BLOCK_BYTES or len(block.parts) > MAX_CONTINUATIONS:
+            text = "a header block without end"
+            raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, text, "flood_headers")
+        if flags & END_HEADERS:
+            self._block = None
+            self._budget.hold(-size)
+            self._open(stream_id, block.flags, b"".join(block.parts), events)
+            if block.faulty:
+                self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+
+    @property
+    def block_since(self) -> int | None:
+        """In which second a header block began that is not complete; None if there is none."""
+        return None if self._block is None else self._block.since
+
+    def _open(self, stream_id: int, flags: int, block: bytes, events: list[Event]) -> None:
+        caller: CallOrigin | None = None
+        try:
+            if self._callers.wanted:
+                head, headers = self._headers.read_with_caller(block)
+                caller = CallOrigin(self._callers.peer, headers)
+            else:
+                head = self._headers.read(block)
+        except BlockError as error:
+            raise ConnectionFaultError(ErrorCode.COMPRESSION_ERROR, str(error)) from error
+        cost_us = HEADERS_US + self._headers.cost_us
+        self._budget.worked_us += cost_us
+        stream = self._streams.record(stream_id)
+        if stream is not None:
+            stream.cost_us += cost_us
+            self._trailers(stream_id, stream, head, flags, events)
+            return
+        if stream_id <= self._streams.latest:
+            self._budget.spend(cost_us, "headers")
+            if stream_id in self._streams.finished:
+                text = "HEADERS on a stream that was open before"
+                raise ConnectionFaultError(ErrorCode.STREAM_CLOSED, text)
+            expect(not self._streams.was_skipped(stream_id), "HEADERS on an older stream")
+            # Else we have given it up, or not taken it. These may have been on their way when the
+            # client heard of that (RFC 9113, sections 5.1 and 6.8).
+            return
+        self._streams.opens(stream_id)
+        if stream_id > self._control.last_accepted:
+            self._budget.spend(cost_us, "headers")
+        elif len(self._streams) >= MAX_STREAMS:
+            self._streams.reset(stream_id, ErrorCode.REFUSED_STREAM, FRAME_US + cost_us)
+        elif head.malformed or head.trailers:
+            self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR, RESET_US + cost_us)
+        else:
+            stream = Stream(head, self._methods)
+            stream.cost_us, stream.caller = cost_us, caller
+            self._begin(stream_id, stream, flags, head, events)
+
+    def _begin(
+        self, stream_id: int, stream: Stream, flags: int, head: Head, events: list[Event]
+    ) -> None:
+        """Opens a stream for a new call."""
+        stream.since = self._life.second
+        stream.ended = flags & END_STREAM != 0
+        self._streams.open[stream_id] = stream
+        self._streams.keep(stream, STREAM_BYTES)
+        if not stream.ended:
+            self._streams.unfinished[stream_id] = stream
+        if head.oversized:
+            stream.readable = Readable.ENOUGH
+            self._budget.spend(stream.cost_us, "headers")
+            text = f"the call has more headers than the {MAX_LIST_BYTES} bytes that are announced"
+            self._sender.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
+        elif self._budget.holds_too_much:
+            self._refuse_for_memory(stream_id, stream)
+        elif stream.ended:
+            self._end(stream_id, stream, events)
+        elif stream.readable is Readable.UNKNOWN:
+            # At once: a streaming client may say nothing more before it has an answer.
+            self._refuse(stream_id, stream)
+
+    def _trailers(
+        self, stream_id: int, stream: Stream, head: Head, flags: int, events: list[Event]
+    ) -> None:
+        """Takes the client's second header block, which must end the stream and name no path."""
+        if stream.ended:
+            self._streams.reset(stream_id, ErrorCode.STREAM_CLOSED)
+        elif not flags & END_STREAM or not head.trailers or head.malformed:
+            self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._end(stream_id, stream, events)
+
+    # Bodies
+
+    def _data_frame(self, flags: int, stream_id: int, payload: bytes, events: list[Event]) -> None:
+        size = len(payload)
+        self._consume(size)
+        if flags & PADDED:
+            payload = _unpadded(payload)
+        stream = self._streams.record(stream_id)
+        if stream is None:
+            self._not_open(stream_id)
+            return
+        if stream.ended:
+            self._streams.reset(stream_id, ErrorCode.STREAM_CLOSED)
+            return
+        stream.receive_window -= size
+        if stream.receive_window < 0:
+            self._streams.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        if not flags & END_STREAM:
+            if not payload:
+                self._budget.spend(FRAME_US, "frames")
+            elif len(payload) < SMALL_PART_BYTES:
+                self._budget.spend(PART_US, "parts")
+        stream.received += len(payload)
+        if stream.readable is Readable.YES:
+            stream.body += payload
+            self._streams.keep(stream, len(payload))
+            if self._budget.holds_too_much and not flags & END_STREAM:
+                self._refuse_for_memory(stream_id, stream)
+                return
+        if flags & END_STREAM:
+            self._end(stream_id, stream, events)
+        else:
+            self._more(stream_id, stream, events)
+
+    def _not_open(self, stream_id: int) -> None:
+        """Takes DATA on a stream that is not open: it never was, we gave it up, or it is over."""
+        expect(self._streams.was_opened(stream_id), "DATA on an idle stream")
+        self._budget.spend(FRAME_US, "frames")
+        if stream_id in self._streams.finished:
+            self._output.append(frames.rst_stream(stream_id, ErrorCode.STREAM_CLOSED))
+
+    def _consume(self, size: int) -> None:
+        """Opens the connection's window again for DATA that has come."""
+        self._consumed += size
+        if self._consumed > CONNECTION_WINDOW // 2:
+            self._output.append(frames.window_update(0, self._consumed))
+            self._consumed = 0
+
+    def _more(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
+        """Takes a part of a body of which more is to come."""
+        if stream.readable is Readable.ENOUGH:
+            return
+        if stream.readable is not Readable.YES:
+            if stream.receive_window < STREAM_WINDOW // 2:
+                self._refuse(stream_id, stream)
+        elif stream.streaming:
+            self._next_message(stream_id, stream, events)
+        elif len(stream.body) > MAX_MESSAGE_BYTES + PREFIX_BYTES:
+            # Too much already: it is handed on to be refused and counted, and the rest is not read.
+            message = bytes(stream.body[PREFIX_BYTES:])
+            stream.readable = Readable.ENOUGH
+            self._let_go(stream)
+            self._hand_on(stream.head, stream_id, message, stream.caller, events)
+        else:
+            self._open_window(stream_id, stream)
+
+    def _end(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
+        """Hands on a unary call, or the end of a stream's messages: the client has sent all."""
+        stream.ended = True
+        self._streams.unfinished.pop(stream_id, None)
+        length = stream.head.content_length
+        if length is not None and length != stream.received:
+            self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
+        if stream.readable is not Readable.YES:
+            if stream.readable is not Readable.ENOUGH:
+                self._refuse(stream_id, stream)
+            return
+        if stream.streaming:
+            self._next_message(stream_id, stream, events)
+            return
+        if stream.body[:1] == PACKED:
+            self._budget.worked_us += UNPACK_US
+        try:
+            message = only_message(stream.body, stream.head.encoding)
+        except BadRequestError as error:
+            self._sender.finish(stream_id, error.code, str(error))
+            return
+        self._let_go(stream)
+        self._hand_on(stream.head, stream_id, message, stream.caller, events)
+
+    def _let_go(self, stream: Stream) -> None:
+        """Forgets a body that is handed on."""
+        self._streams.keep(stream, -len(stream.body))
+        stream.body = bytearray()
+
+    def _next_message(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
+        """Hands on a streaming call's next message, or its end.
+
+        It waits until the last message's answer is on its way, so that no client can cause more
+        answers than it takes. Meanwhile the stream's window bounds what the client may send.
+        """
+        if stream.asking or stream.waiting:
+            return
+        before = len(stream.body)
+        try:
+            message = first_message(stream.body, stream.head.encoding)
+        except BadRequestError as error:
+            stream.readable = Readable.ENOUGH
+            self._sender.finish(stream_id, error.code, str(error))
+            return
+        self._streams.keep(stream, len(stream.body) - before)
+        if message is None:
+            if stream.ended:
+                events.append(Ended(stream_id))
+                return
+        else:
+            stream.since = self._life.second
+            stream.asking = True
+            events.append(Message(stream_id, stream.head.path, message))
+        self._open_window(stream_id, stream)
+
+    def _open_window(self, stream_id: int, stream: Stream) -> None:
+        """Opens a stream's window again for what is not kept: messages handed on, and padding."""
+        room = stream.receive_window + len(stream.body)
+        if room < STREAM_WINDOW // 2 and not stream.ended:
+            stream.receive_window += STREAM_WINDOW - room
+            self._output.append(frames.window_update(stream_id, STREAM_WINDOW - room))
+
+    def resume(self, events: list[Event]) -> None:
+        """Goes on with a streaming call whose last message is answered."""
+        stream_id = self._sender.resumable.popleft()
+        stream = self._streams.open.get(stream_id)
+        if stream is not None and stream.readable is Readable.YES:
+            self._next_message(stream_id, stream, events)
+
+    # Ends
+
+    def _refuse(self, stream_id: int, stream: Stream) -> None:
+        """Answers a request that is not a gRPC call that we can read."""
+        self._budget.spend(stream.cost_us, "headers")
+        if stream.readable is Readable.NO_GRPC:
+            stream.readable = Readable.ENOUGH
+            block = literal(b":status", b"415") + literal(b"content-type", b"text/plain")
+            stream.answered = True
+            self._sender.header_block(0, stream_id, block)
+            self._sender.queue(stream_id, stream, FrameType.DATA, _WRONG_TYPE, last=True)
+        elif stream.readable is Readable.UNKNOWN:
+            stream.readable = Readable.ENOUGH
+            text = f"unknown method {stream.head.path.decode('latin-1')}"
+            self._sender.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
+        else:
+            block = literal(b"grpc-accept-encoding", b"identity,gzip")
+            stream.answered = True
+            self._sender.header_block(0, stream_id, OK_HEADERS + block)
+            encoding = stream.head.encoding.decode("latin-1")
+            text = f"grpc-encoding {encoding} is not supported"
+            self._sender.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
+
+    def _refuse_for_memory(self, stream_id: int, stream: Stream) -> None:
+        stream.readable = Readable.ENOUGH
+        self._let_go(stream)
+        self._budget.spend(RESET_US + stream.cost_us, "memory")
+        text = "too much of this connection's calls waits to be finished"
+        self._sender.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
+
+    def _rst_stream(self, stream_id: int, payload: bytes, events: list[Event]) -> None:
+        """Takes a reset. Callers that have waited in vain take back many calls at once."""
+        if len(payload) != RST_STREAM_BYTES:
+            raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
+        streams, cost_us = self._streams, FRAME_US + HEADERS_US
+        if streams.begun.pop(stream_id, None) is not None:
+            streams.finished.append(stream_id)
+            streams.close_if_done()
+        elif stream_id in streams.open:
+            if self._life.steady and streams.open[stream_id] is None:
+                del streams.open[stream_id]
+                streams.finished.append(stream_id)
+            else:
+                cost_us = FRAME_US + self._close(stream_id)
+            events.append(Cancelled(stream_id))
+        else:
+            expect(streams.was_opened(stream_id), "RST_STREAM on an idle stream")
+            cost_us = FRAME_US
+        self._budget.spend(cost_us, "resets")
+
+    def _close(self, stream_id: int) -> int:
+        """Closes a stream that the client has reset; returns what its call has cost us."""
+        stream = self._streams.record(stream_id)
+        if stream is None:
+            return 0
+        stream.ended = True
+        self._streams.close(stream_id, stream)
+        return stream.cost_us
+
+    def end_slow_calls(self, second: int) -> None:
+        """Ends calls that take too long, but so many at once that it takes little time."""
+        ended = 0
+        for stream_id, stream in list(self._streams.unfinished.items()):
+            most = IDLE_STREAM_SECONDS if stream.streaming else BODY_SECONDS
+            refused = stream.readable is Readable.ENOUGH
+            if second - stream.since > most and not (stream.asking or refused):
+                ended += 1
+                if ended > _ENDED_AT_ONCE:
+                    break
+                stream.readable = Readable.ENOUGH
+                text = f"the client has sent nothing whole for {most} s"
+                self._sender.finish(stream_id, StatusCode.DEADLINE_EXCEEDED, text)
+                self._streams.withdrawn.append(stream_id)
+
+
+def _add(
+    events: list[Event],
+    head: Head,
+    stream_ids: list[int],
+    messages: list[bytes],
+    caller: CallOrigin | None,
+) -> None:
+    """Adds calls with the same headers, together with those just before them if it can be."""
+    last = events[-1] if events else None
+    if isinstance(last, Calls) and last.head is head and (last.origins is None) is (caller is None):
+        last.stream_ids += stream_ids
+        last.messages += messages
+        if last.origins is not None and caller is not None:
+            last.origins += [caller] * len(stream_ids)
+        return
+    origins = None if caller is None else [caller] * len(stream_ids)
+    events.append(Calls(head, stream_ids, messages, origins))
+
+
+def _unpadded(payload: bytes) -> bytes:
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "padding longer than its frame")
+    return payload[1 : len(payload) - payload[0]]
