@@ -308,7 +308,7 @@ class Case:
 
     def _stop(self, what: str) -> None:
         if what == "worker":
-            # With Redis it is the supervisor's child, and may be replaced before it goes on.
+            # It is the supervisor's child, and over Redis it may be replaced before it goes on.
             self._worker = max(processes(self._process.pid), key=cpu_seconds)
             os.kill(self._worker, signal.SIGSTOP)
         elif what == "redis" and self._servers.stop:
