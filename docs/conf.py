@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
 SOURCE = PROJECT["urls"]["Source"]
 
 NAVIGATION = {
-    "Start here": ["tutorial", "troubleshooting"],
+    "Start here": ["tutorial", "words", "troubleshooting"],
     "Recipes": [
         "how-to/index",
         "how-to/api-key",
@@ -96,6 +96,7 @@ myst_heading_anchors = 4
 nitpicky = True
 highlight_language = "none"
 html_theme = "furo"
+html_favicon = "playground/icon.svg"
 html_title = f"{project} {version}"
 OWN_PAGES = ["playground.html", "playground"]
 """What becomes a part of the site as it is."""
@@ -169,7 +170,10 @@ def finish(app: Sphinx, failure: Exception | None) -> None:
             if (DOCS / name).is_dir():
                 shutil.copytree(DOCS / name, app.outdir / name, dirs_exist_ok=True)
             else:
-                shutil.copy(DOCS / name, app.outdir)
+                text = (DOCS / name).read_text()
+                # In a checkout its links lead to the pages as they are there.
+                made = re.sub(r'href="([\w-]+)\.md"', r'href="\1.html"', text)
+                (app.outdir / name).write_text(made)
 
 
 def setup(app: Sphinx) -> None:
