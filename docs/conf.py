@@ -91,11 +91,15 @@ author = PROJECT["authors"][0]["name"]
 project_copyright = f"2026, {author}"
 version = release = PROJECT["version"]
 extensions = ["myst_parser"]
-exclude_patterns = ["playground"]
+exclude_patterns = ["playground", "site"]
 myst_heading_anchors = 4
 nitpicky = True
 highlight_language = "none"
 html_theme = "furo"
+html_static_path = ["site"]
+html_css_files = ["narrow.css"]
+html_js_files = ["tables.js"]
+html_search_scorer = str(DOCS / "site" / "search.js")
 html_favicon = "playground/icon.svg"
 html_title = f"{project} {version}"
 OWN_PAGES = ["playground.html", "playground"]
