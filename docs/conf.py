@@ -62,15 +62,6 @@ NAVIGATION = {
         "redis",
         "traces",
     ],
-    "Measured": [
-        "benchmarks",
-        "benchmarks/speed",
-        "benchmarks/overload",
-        "benchmarks/abuse",
-        "benchmarks/stalls",
-        "benchmarks/rules",
-        "benchmarks/watching",
-    ],
     "Inside": [
         "architecture",
         "architecture/counting",
@@ -81,6 +72,7 @@ NAVIGATION = {
         "architecture/watching",
         "architecture/processes",
         "real-clients",
+        "benchmarks",
         "changelog",
     ],
 }
