@@ -11,7 +11,7 @@ not counted. A worker only hands decisions on, one process also speaks with that
 server's processes, so also of the one that makes and writes lines. Rows `serving` are of the same
 turns without that one, and rows `waited for` have how long callers waited for an answer, with a
 hundred calls at a time. Run it interpreted: nothing can be taken out of compiled code.
-docs/benchmarks/watching.md has the rows.
+docs/benchmarks.md has the rows.
 """
 
 from __future__ import annotations

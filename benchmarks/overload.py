@@ -6,7 +6,7 @@ What the server can do, in a closed loop, then a multiple of that, open loop, by
 for 20 ms as Envoy does, and what it can do once more; then 1.5 times it while Redis or the worker
 stops for a while, or the load is ten times that. Fails if too little is counted, too much comes
 late, or counting does not come back. OVERLOAD_SECONDS (3) makes it longer or shorter;
-docs/benchmarks/overload.md tells the method.
+docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations

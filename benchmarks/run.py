@@ -1,7 +1,7 @@
 """`make bench`: servers in alternation on one core, the load generator on the other.
 
 Prints tables in multiples of the grpcio server that decides nothing, and writes
-`benchmarks/results.json`. docs/benchmarks/speed.md tells the method.
+`benchmarks/results.json`. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The server is tests/management, on the library with which Envoy Gateway serves i
 so on in turns; a caller asks for a limit that changes until it is the new one. Meanwhile a load on
 schedule goes on. Fails if a change takes more than a second, a call fails, or a callback of the
 service's loop takes more than 5 ms of CPU. XDS_CHANGES (20) in the environment says how many
-changes; docs/benchmarks/rules.md shows what came of it.
+changes; docs/benchmarks.md shows what came of it.
 """
 
 from __future__ import annotations

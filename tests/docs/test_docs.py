@@ -205,7 +205,10 @@ def test_readme_explains_as_the_command_does() -> None:
 
 
 def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
-    """The README's `hit` and `curl` get what the README shows, but for the seconds left."""
+    """The README's `hit` and `curl` get what it shows, but for the seconds left.
+
+    The site's first page shows the same `hit`.
+    """
     service = ServiceProcess(tmp_path, "--rules", str(TOP / "rules"))
     service.start()
     command, shown = shown_in_readme("hit")
@@ -223,6 +226,9 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
 
     service.kill()
     assert printed == seconds.sub("N", textwrap.dedent(shown))
+    assert (
+        f"ratelimit {command.split(' ', 1)[1]}\n{shown}" in (TOP / "docs" / "index.md").read_text()
+    )
     assert seconds.sub("N", curl.text) == seconds.sub("N", answer)
 
 
