@@ -172,7 +172,12 @@ IN_ANSWER: Final = (
 _ANSWER: Final[Shape] = {"$ref": "#/definitions/answer"}
 
 AT_TOP: Final = (
-    RuleKey("domain", _NEEDED_TEXT, "What callers ask for; matched exactly.", REQUIRED),
+    RuleKey(
+        "domain",
+        {**_NEEDED_TEXT, "maxLength": MAX_TEXT},
+        "What callers ask for; matched exactly. At most 4,096 characters.",
+        REQUIRED,
+    ),
     RuleKey(
         "shard_by",
         {

@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 MAX_TEXT = 4_096
-"""Characters of a key, a value, a template, a description, or metadata: answers and counters carry
-them."""
+"""Characters of a domain, a key, a value, a template, a description, or metadata: answers and
+counters carry them."""
 
 _MAX_QUOTED = 60
 """Characters of a file's text that a message repeats."""

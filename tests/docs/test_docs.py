@@ -318,7 +318,8 @@ def test_bounds_of_requests() -> None:
     """docs/operations.md says how large a request may be, and how many connections there may be."""
     assert (
         f"more than {request.MAX_DESCRIPTORS} descriptors, {request.MAX_ENTRIES:,} entries in all "
-        f"of them or {limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
+        f"of them, {request.MAX_DOMAIN:,} characters of domain or "
+        f"{limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
     ) in operations()
     assert (
         f"connections, in all and of one address | {doors.MOST} and {doors.MOST_OF_PEER} |"
