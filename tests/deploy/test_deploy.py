@@ -396,6 +396,22 @@ def test_every_value_is_explained() -> None:
     ]
 
 
+def test_readme_names_values_that_exist(tmp_path: Path) -> None:
+    """What the chart's README tells people to set is there, and its example is taken."""
+    text = (CHART / "README.md").read_text()
+    known = yaml.safe_load((CHART / "values.yaml").read_text())
+    table = "".join(line.partition("| ")[2].partition(" | ")[2] for line in text.splitlines())
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+
+    named = re.findall(r"`([a-z][A-Za-z]+(?:\.[a-zA-Z]+)*)[:`]", table)
+    assert len(named) > 10
+    for name in named:
+        value = known
+        for part in name.split("."):
+            value = value[part]
+    assert charted(tmp_path, yaml.safe_load(example))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
