@@ -70,7 +70,7 @@ tools:
 		tests/h2spec github.com/summerwind/h2spec/cmd/h2spec
 	@test -x $(TOOLS)/management || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/management" \
 		tests/management .
-	@test -x $(TOOLS)/validate || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" \
+	@test $(TOOLS)/validate -nt tests/deploy/validate/main.go || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" \
 		tests/deploy/validate .
 	@test -x $(TOOLS)/recipes/go || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/recipes/go" \
 		examples/clients/go .

@@ -43,6 +43,7 @@ DOCUMENTS = [
     README,
     TOP / "SECURITY.md",
     TOP / "CODE_OF_CONDUCT.md",
+    *sorted((TOP / "deploy").rglob("*.md")),
     *sorted((TOP / "docs").rglob("*.md")),
 ]
 

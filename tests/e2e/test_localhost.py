@@ -24,7 +24,10 @@ def localhost_config() -> Config:
 
 
 def test_it_differs_in_the_service_only() -> None:
-    """It is compose's configuration, with the service where it listens by default."""
+    """It is compose's configuration, with the service where it listens by default.
+
+    There the admin port is open to the container's network, from which compose forwards it.
+    """
     ours, composed = localhost_config(), shipped_config()
     _, cluster = composed["static_resources"]["clusters"]
     cluster["type"] = "STATIC"
@@ -32,6 +35,9 @@ def test_it_differs_in_the_service_only() -> None:
     endpoint["endpoint"]["address"] = {
         "socket_address": {"address": "127.0.0.1", "port_value": PORT}
     }
+    admin = composed["admin"]["address"]["socket_address"]
+    assert admin["address"] == "0.0.0.0"
+    admin["address"] = "127.0.0.1"
 
     assert ours == composed
 
