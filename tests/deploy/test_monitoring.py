@@ -223,6 +223,7 @@ def test_every_command_of_the_runbook_runs(
     monkeypatch.setenv("RATELIMIT_ADMIN", f"127.0.0.1:{service.admin_port}")
     service.start()
     try:
+        http(f"http://127.0.0.1:{service.admin_port}/denials")  # from now on they are noted
         alice, log = Request("demo", (descriptor("user=alice"),)), Path("decisions.jsonl")
         with Client(service.address) as client:  # five a minute, and one may end meanwhile
             wait_until(lambda: ask(client, alice) is Code.OVER_LIMIT, "a denial")
