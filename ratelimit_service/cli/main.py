@@ -30,6 +30,7 @@ from ratelimit_service.cli.say import fail, mistake
 from ratelimit_service.cli.schema import schema
 from ratelimit_service.cli.serve import STANDS_IN, serve
 from ratelimit_service.cli.size import size
+from ratelimit_service.cli.status import status
 from ratelimit_service.cli.steer import ban, exempt, grant, limit, reset, unban
 from ratelimit_service.cli.test import test
 from ratelimit_service.cli.top import top
@@ -83,6 +84,7 @@ for _command in (
     serve,
     demo,
     health,
+    status,
     restart,
     init,
     lint,
