@@ -62,7 +62,7 @@ def routes(operating: Operating) -> Iterator[Route]:
             "problems": [str(each) for each in problems[:_MOST_PROBLEMS]],
             "unserved": sorted(snapshot.unserved),
         }
-        return {**await feed.moment(), "rules": rules}  # its own are what single rules counted
+        return {**await feed.moment(), "rules": rules}  # not what each rule counted
 
     yield Route("GET", "/status", "all that somebody on call asks first, of one second", status)
     does = "the last denials that were noted, as lines of the decision log"
