@@ -180,7 +180,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "api.test.yaml:8:47: 'grpc' is no key: allowed are failure_policy, count_denied, "
         "shadow_mode, quota_mode, near_limit_ratio, headers, denial_body, "
         "limit_response_headers, limit_header, remaining_header, "
-        "reset_header, dynamic_metadata, decision_metadata, denial_quota",
+        "reset_header, reset_value, dynamic_metadata, decision_metadata, denial_quota",
     ]
 
 
