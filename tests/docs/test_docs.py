@@ -211,7 +211,7 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
     command, shown = shown_in_readme("hit")
     body, answer = re.findall(r"curl --json '(.*?)' .*\n    (.*)\n", README.read_text())[0]
 
-    seconds = re.compile(r"\d+( s\b|s\")")
+    seconds = re.compile(r"\d+( s\b|s\"|\"}])")
     for user in ("alice", "bobby", "carol"):  # a minute may end meanwhile
         words = [*command.replace("alice", user).split()[1:], "--address", service.address]
         words += ["--timeout", "60s"]
