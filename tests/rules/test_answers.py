@@ -20,8 +20,8 @@ def problems(answer: str) -> list[str]:
     [
         (
             "{headers: itf}",
-            "headers 'itf' is unknown: allowed are none, reference, x-ratelimit, ietf; "
-            "did you mean 'ietf'?",
+            "headers 'itf' is unknown: did you mean 'ietf'? "
+            "Allowed are none, reference, x-ratelimit, ietf",
         ),
         (
             "{template: '{limits}'}",
