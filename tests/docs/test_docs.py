@@ -41,6 +41,7 @@ BLOB = (
 """Where the files of this checkout are in the repository."""
 DOCUMENTS = [
     README,
+    TOP / "CONTRIBUTING.md",
     TOP / "SECURITY.md",
     TOP / "CODE_OF_CONDUCT.md",
     *sorted((TOP / "docs").rglob("*.md")),
