@@ -16,6 +16,7 @@ import pytest
 import trustme
 import yaml
 
+from ratelimit_service.settings.environment import from_environment
 from tests.cli.inside import Said, inside
 from tests.conftest import need
 from tests.e2e.conftest import need_envoy
@@ -476,5 +477,18 @@ def test_envoy_gateway() -> None:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 
     kubernetes = values["config"]["envoyGateway"]["provider"]["kubernetes"]
-    image = kubernetes["rateLimitDeployment"]["container"]["image"]
-    assert image == f"{ours}:{version}"
+    container = kubernetes["rateLimitDeployment"]["container"]
+    assert container["image"] == f"{ours}:{version}"
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    settings = from_environment(environ, "")
+    assert (settings.denial_body, settings.headers) == ("text", "ietf")
+
+
+def test_denied_callers_are_told_why() -> None:
+    """The rules of the chart and of the manifests are rules/demo.yaml, with its answers."""
+    shipped = yaml.safe_load((DEPLOY.parent / "rules" / "demo.yaml").read_text())
+    plain = yaml.safe_load((DEPLOY / "kustomize" / "base" / "rules.yaml").read_text())
+    chart = yaml.safe_load((CHART / "values.yaml").read_text())["rules"]["demo.yaml"]
+
+    assert plain == yaml.safe_load(chart) == shipped
+    assert shipped["answer"] == {"headers": "x-ratelimit", "body": "text"}

@@ -41,6 +41,7 @@ BLOB = (
 """Where the files of this checkout are in the repository."""
 DOCUMENTS = [
     README,
+    TOP / "CONTRIBUTING.md",
     TOP / "SECURITY.md",
     TOP / "CODE_OF_CONDUCT.md",
     *sorted((TOP / "deploy").rglob("*.md")),
@@ -215,7 +216,7 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
     command, shown = shown_in_readme("hit")
     body, answer = re.findall(r"curl --json '(.*?)' .*\n    (.*)\n", README.read_text())[0]
 
-    seconds = re.compile(r"\d+( s\b|s\")")
+    seconds = re.compile(r"\d+( s\b|s\"|\"}])")
     for user in ("alice", "bobby", "carol"):  # a minute may end meanwhile
         words = [*command.replace("alice", user).split()[1:], "--address", service.address]
         words += ["--timeout", "60s"]
