@@ -12,6 +12,9 @@ LOCKED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashe
 SPHINX := $(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env
 ARGS ?=
 
+# $(call STEP,target,2 of 3,what) before a command: says where a long target is.
+STEP = echo "$(1), step $(2): $(3)" &&
+
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
 	faults abuse costs clients proto docs site release-notes lock tools
@@ -62,20 +65,24 @@ format: $(VENV)/.developing
 	@$(BIN)/ruff format --quiet .
 
 test: $(VENV)/.developing tools
+	@echo "running the tests"
 	@$(BIN)/pytest $(ARGS)
 
+# Of what is missing each step says its number.
 tools:
-	@command -v redis-server >/dev/null || sh tests/get-redis.sh
-	@test -x $(TOOLS)/h2spec || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/h2spec" \
-		tests/h2spec github.com/summerwind/h2spec/cmd/h2spec
-	@test -x $(TOOLS)/management || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/management" \
-		tests/management .
-	@test -x $(TOOLS)/validate || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" \
-		tests/deploy/validate .
-	@test -x $(TOOLS)/recipes/go || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/recipes/go" \
-		examples/clients/go .
-	@test -x $(TOOLS)/promtool || sh tests/get-promtool.sh "$(CURDIR)/$(TOOLS)/promtool"
-	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
+	@command -v redis-server >/dev/null || { $(call STEP,tools,1 of 7,Redis) sh tests/get-redis.sh; }
+	@test -x $(TOOLS)/h2spec || { $(call STEP,tools,2 of 7,h2spec) sh tests/get-go-program.sh \
+		"$(CURDIR)/$(TOOLS)/h2spec" tests/h2spec github.com/summerwind/h2spec/cmd/h2spec; }
+	@test -x $(TOOLS)/management || { $(call STEP,tools,3 of 7,a management server) \
+		sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/management" tests/management .; }
+	@test $(TOOLS)/validate -nt tests/deploy/validate/main.go || { $(call STEP,tools,4 of 7,a check of manifests) \
+		sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" tests/deploy/validate .; }
+	@test -x $(TOOLS)/recipes/go || { $(call STEP,tools,5 of 7,a client in Go) \
+		sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/recipes/go" examples/clients/go .; }
+	@test -x $(TOOLS)/promtool || { $(call STEP,tools,6 of 7,promtool) \
+		sh tests/get-promtool.sh "$(CURDIR)/$(TOOLS)/promtool"; }
+	@test -d $(TOOLS)/node/node_modules || { $(call STEP,tools,7 of 7,a client for Node.js) \
+		sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"; }
 
 test-compiled:
 	@command -v cc >/dev/null || sh tests/get-compiler.sh
@@ -133,6 +140,7 @@ docs: $(VENV)/.developing
 
 # What is not linked right, or stands nowhere in the navigation, fails; `make lint` looks for the same.
 site: $(VENV)/.developing
+	@echo "reading the documents, and writing a page of each"
 	@$(SPHINX) --builder html docs $(SITE)/html
 	@echo "open $(SITE)/html/index.html in a browser"
 
@@ -151,37 +159,39 @@ $(VENV)/.installed: pyproject.toml requirements.txt requirements-build.txt
 		echo "Python 3.11 or later with venv is missing: sudo apt install make git python3 python3-venv"; \
 		exit 1; \
 	fi; \
-	echo "installing into $(VENV)"; \
-	$$found -m venv $(VENV)
-	@$(LOCKED) requirements.txt --requirement requirements-build.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call STEP,install,1 of 3,an environment in $(VENV)) $$found -m venv $(VENV)
+	@$(call STEP,install,2 of 3,what the service needs) \
+		$(LOCKED) requirements.txt --requirement requirements-build.txt
+	@$(call STEP,install,3 of 3,the service itself) \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(COMPILED)/.compiled: $(SOURCES) pyproject.toml requirements-compile.txt
 	@command -v cc >/dev/null || \
 		(echo "a C compiler is missing: sudo apt install gcc python3-dev"; exit 1)
 	@$(MAKE) --no-print-directory $(COMPILED)/.installed VENV=$(COMPILED)
-	@echo "compiling into $(COMPILED), which takes a minute or two"
 	@rm -rf build dist
-	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --require-hashes \
+	@$(call STEP,install-compiled,1 of 3,the compiler) \
+		$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --require-hashes \
 		--requirement requirements-compile.txt
 	@$(COMPILED)/bin/python -c 'import os, sysconfig; \
 		os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || \
 		(echo "the headers of Python are missing: sudo apt install python3-dev"; exit 1)
-	@RATELIMIT_COMPILED=1 $(COMPILED)/bin/pip wheel --quiet --disable-pip-version-check \
+	@$(call STEP,install-compiled,2 of 3,machine code; this takes a minute or two) \
+		RATELIMIT_COMPILED=1 $(COMPILED)/bin/pip wheel --quiet --disable-pip-version-check \
 		--no-deps --no-build-isolation --wheel-dir dist .
-	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check \
+	@$(call STEP,install-compiled,3 of 3,the service itself) \
+		$(COMPILED)/bin/pip install --quiet --disable-pip-version-check \
 		--force-reinstall --no-deps dist/*.whl
 	@touch $@
 	@$(COMPILED)/bin/ratelimit --version
 
 $(VENV)/.developing: $(VENV)/.installed requirements-dev.txt client/pyproject.toml
-	@echo "installing what lint and tests need into $(VENV)"
-	@$(LOCKED) requirements-dev.txt
+	@$(call STEP,tests,1 of 2,what lint and tests need) $(LOCKED) requirements-dev.txt
 	@# xds-protos brings old copies of OpenTelemetry's files along, and puts them in their place.
 	@awk '/^opentelemetry-proto==/ {found = 1} found {print} found && !/\\$$/ {exit}' \
 		requirements.txt >$(VENV)/opentelemetry-proto.txt
 	@$(LOCKED) $(VENV)/opentelemetry-proto.txt --force-reinstall --no-deps
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-		--editable ./client
+	@$(call STEP,tests,2 of 2,the client) $(BIN)/pip install --quiet \
+		--disable-pip-version-check --no-deps --no-build-isolation --editable ./client
 	@touch $@

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.algorithms
 
-Prints two tables; `make bench` has them, too. docs/benchmarks/speed.md tells the method.
+Prints two tables; `make bench` has them, too. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations

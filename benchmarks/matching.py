@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.matching
 
-Prints two tables; `make bench` has them, too. docs/benchmarks/rules.md tells the method.
+Prints two tables; `make bench` has them, too. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations

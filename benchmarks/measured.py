@@ -1,8 +1,8 @@
-"""`ratelimit serve` on an event loop that times each of its callbacks.
+"""`ratelimit serve`, whose worker runs on an event loop that times each of its callbacks.
 
 The path of the record is the first argument, the rest goes to `ratelimit serve`. At the end
 all callbacks above a millisecond of the thread's CPU time are written, each with its cause; only
-those since SIGUSR1, if that came.
+those since SIGUSR1, if that came to the worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.timing import NOTED_NS, MeasuredLoop
 from ratelimit_service import cli
-from ratelimit_service.runtime import process
+from ratelimit_service.runtime import process, worker, worker_process
 
 START_CALLBACKS = 500
 
@@ -56,14 +56,14 @@ class Runner:
             return runner.run(main)
 
 
-def main() -> None:
+def work() -> None:
+    """The worker's process."""
     record = Path(sys.argv.pop(1))
     process.uvloop = Runner  # type: ignore[attr-defined, assignment]
     MeasuredLoop.note = staticmethod(note)
     signal.signal(signal.SIGUSR1, lambda *_: noted.clear())
-    sys.argv.insert(1, "serve")
     try:
-        cli.main()
+        worker.main()
     finally:
         gc.callbacks.clear()
         record.write_text(
@@ -75,6 +75,15 @@ def main() -> None:
                 }
             )
         )
+
+
+def main() -> None:
+    """The supervisor's process, which is not timed."""
+    command = [sys.executable, "-c", "from benchmarks.measured import work; work()"]
+    command.append(sys.argv.pop(1))
+    worker_process.worker_command = lambda *, beside: [*command]  # noqa: ARG005
+    sys.argv.insert(1, "serve")
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ What the server can do, in a closed loop, then a multiple of that, open loop, by
 for 20 ms as Envoy does, and what it can do once more; then 1.5 times it while Redis or the worker
 stops for a while, or the load is ten times that. Fails if too little is counted, too much comes
 late, or counting does not come back. OVERLOAD_SECONDS (3) makes it longer or shorter;
-docs/benchmarks/overload.md tells the method.
+docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ class Case:
 
     def _stop(self, what: str) -> None:
         if what == "worker":
-            # With Redis it is the supervisor's child, and may be replaced before it goes on.
+            # It is the supervisor's child, and over Redis it may be replaced before it goes on.
             self._worker = max(processes(self._process.pid), key=cpu_seconds)
             os.kill(self._worker, signal.SIGSTOP)
         elif what == "redis" and self._servers.stop:

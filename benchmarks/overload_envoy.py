@@ -6,7 +6,7 @@ A real Envoy asks the service for each request, waits for 20 ms and lets request
 nothing (`failure_mode_deny: false`). Envoy and its clients share a core, so that they could ask for
 no more than one core can count. So the service's core is made slow: another program takes most of
 it, half a millisecond at a time. One request of ten is of a caller who is over its limit. Prints
-what clients heard at each rate, and what Envoy counted; docs/benchmarks/overload.md tells the
+what clients heard at each rate, and what Envoy counted; docs/benchmarks.md tells the
 method.
 """
 

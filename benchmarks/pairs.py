@@ -6,7 +6,7 @@ OLD and NEW are `ratelimit` programs, each of its own environment; the generator
 tree. Both servers stand on one core, and one of them is asked at a time. The figure is processor
 time of the server for a call, which other work on the machine changes less than calls a second.
 A row has the medians, and how much longer NEW takes, with the 95 % interval of the median of the
-pairs. docs/benchmarks/speed.md has the rows.
+pairs. docs/benchmarks.md names it.
 """
 
 from __future__ import annotations

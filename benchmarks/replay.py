@@ -4,7 +4,7 @@ And how long `ratelimit test` takes for 1,000 steps.
 
     .venv/bin/python -m benchmarks.replay
 
-Prints a table; docs/benchmarks/rules.md tells the method. The time is that of the processor.
+Prints a table; docs/benchmarks.md has the figures. The time is that of the processor.
 `REQUESTS` in the environment is how many there are in each log.
 """
 

@@ -1,7 +1,7 @@
 """`make bench`: servers in alternation on one core, the load generator on the other.
 
 Prints tables in multiples of the grpcio server that decides nothing, and writes
-`benchmarks/results.json`. docs/benchmarks/speed.md tells the method.
+`benchmarks/results.json`. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.by_policy import hold
+from benchmarks.cpu import processes
 from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.model import CounterSpec, Hit
 from ratelimit_service.stores.redis.script import SCRIPT, arguments
@@ -164,13 +165,14 @@ class Bench:
         return {"calls_per_second": rate * BATCH}
 
     def bytes_per_counter(self) -> Figures:
-        """What the process grows by with a million new descriptors of two entries."""
+        """What the service grows by with a million new descriptors of two entries."""
         with running(SERVER_CORE, self.commands[MEMORY], self.port) as process:
-            before = resident_bytes(process.pid)
+            pids = processes(process.pid)
+            before = sum(map(resident_bytes, pids))
             self.generate("new", "--count", "1000000")
             page = urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics").read()
             counters = float(re.findall(rb"ratelimit_memory_counters ([\d.e+]+)", page)[0])
-            grown = resident_bytes(process.pid) - before
+            grown = sum(map(resident_bytes, pids)) - before
         return {"counters": counters, "grown_bytes": grown, "per_counter": grown / counters}
 
 

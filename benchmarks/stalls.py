@@ -22,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.by_policy import hold
+from benchmarks.cpu import processes
 from benchmarks.run import HERE, LOAD_CORE, SERVER_CORE, free_port, resident_bytes, told, wait_for
 
 SECONDS = int(os.environ.get("STALL_SECONDS", "60"))
@@ -91,7 +92,7 @@ def stress(transport: str, directory: Path) -> dict[str, object]:
         next_reload = time.monotonic() + RELOAD_SECONDS
         next_scrape = time.monotonic() + SCRAPE_SECONDS
         while not stopped.wait(LOOK_SECONDS):
-            memory.append(resident_bytes(server.pid))
+            memory.append(sum(map(resident_bytes, processes(server.pid))))
             if time.monotonic() > next_scrape:
                 next_scrape += SCRAPE_SECONDS
                 with contextlib.suppress(OSError):

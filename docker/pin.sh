@@ -3,7 +3,7 @@
 # name:tag@sha256:… as the registry has them now. What has a digest already gets the present one.
 # It needs docker with buildx, and a registry:
 #
-#   docker/pin.sh docker/Dockerfile docker/compose.yaml deploy/redis/*.yaml
+#   docker/pin.sh docker/Dockerfile docker/compose.yaml docker/compose.ring.yaml deploy/kustomize/redis/*.yaml
 set -eu
 
 for file in "$@"; do

@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
 SOURCE = PROJECT["urls"]["Source"]
 
 NAVIGATION = {
-    "Start here": ["tutorial", "troubleshooting"],
+    "Start here": ["tutorial", "words", "troubleshooting"],
     "Recipes": [
         "how-to/index",
         "how-to/api-key",
@@ -62,15 +62,6 @@ NAVIGATION = {
         "redis",
         "traces",
     ],
-    "Measured": [
-        "benchmarks",
-        "benchmarks/speed",
-        "benchmarks/overload",
-        "benchmarks/abuse",
-        "benchmarks/stalls",
-        "benchmarks/rules",
-        "benchmarks/watching",
-    ],
     "Inside": [
         "architecture",
         "architecture/counting",
@@ -81,6 +72,7 @@ NAVIGATION = {
         "architecture/watching",
         "architecture/processes",
         "real-clients",
+        "benchmarks",
         "changelog",
     ],
 }
@@ -91,11 +83,16 @@ author = PROJECT["authors"][0]["name"]
 project_copyright = f"2026, {author}"
 version = release = PROJECT["version"]
 extensions = ["myst_parser"]
-exclude_patterns = ["playground"]
+exclude_patterns = ["playground", "site"]
 myst_heading_anchors = 4
 nitpicky = True
 highlight_language = "none"
 html_theme = "furo"
+html_static_path = ["site"]
+html_css_files = ["narrow.css"]
+html_js_files = ["tables.js"]
+html_search_scorer = str(DOCS / "site" / "search.js")
+html_favicon = "playground/icon.svg"
 html_title = f"{project} {version}"
 OWN_PAGES = ["playground.html", "playground"]
 """What becomes a part of the site as it is."""
@@ -169,7 +166,10 @@ def finish(app: Sphinx, failure: Exception | None) -> None:
             if (DOCS / name).is_dir():
                 shutil.copytree(DOCS / name, app.outdir / name, dirs_exist_ok=True)
             else:
-                shutil.copy(DOCS / name, app.outdir)
+                text = (DOCS / name).read_text()
+                # In a checkout its links lead to the pages as they are there.
+                made = re.sub(r'href="([\w-]+)\.md"', r'href="\1.html"', text)
+                (app.outdir / name).write_text(made)
 
 
 def setup(app: Sphinx) -> None:

@@ -1,13 +1,10 @@
-"""Draws what algorithms admit, and writes the table behind docs/playground.html.
-
-All of it is what the real code answers.
+"""Draws what algorithms admit, as the real code answers.
 
 `docs/generate.py` writes what this returns, and compares it with --check.
 """
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,60 +23,42 @@ class Way(NamedTuple):
     file: str
     title: str
     limit: Limit
-    says: str
 
 
-def ways(number: int, seconds: int, buckets: int) -> list[Way]:
-    """Every way to count, with a limit of `number` hits in so many seconds."""
-    unit = Unit.SECOND
+def ways() -> list[Way]:
+    """Every way to count that has a picture, with a limit of `LIMIT` in a window."""
 
     def limit(algorithm: str, **more: object) -> Limit:
-        return Limit(number, unit, seconds, algorithm=algorithm)._replace(**more)
+        return Limit(LIMIT, Unit.SECOND, WINDOW, algorithm=algorithm)._replace(**more)
 
+    half = -(-LIMIT // 2)
     return [
-        Way("fixed-window", "fixed_window", limit("fixed_window"), "begins anew with the clock"),
+        Way("fixed-window", "fixed_window", limit("fixed_window")),
         Way(
             "first-hit",
             "fixed_window, anchor: first_hit",
             limit("fixed_window", anchor=Anchor.FIRST_HIT),
-            "begins with the first hit",
         ),
-        Way(
-            "sliding-window",
-            "sliding_window",
-            limit("sliding_window"),
-            "weighs the window before",
-        ),
+        Way("sliding-window", "sliding_window", limit("sliding_window")),
         Way(
             "buckets",
-            f"sliding_window, buckets: {buckets}",
-            limit("sliding_window", buckets=buckets),
-            f"counts {buckets} parts of the window",
+            f"sliding_window, buckets: {BUCKETS}",
+            limit("sliding_window", buckets=BUCKETS),
         ),
-        Way("sliding-log", "sliding_log", limit("sliding_log"), "keeps every hit's time"),
-        Way(
-            "token-bucket",
-            f"token_bucket, burst: {number}",
-            limit("token_bucket"),
-            "refills all the time",
-        ),
-        Way(
-            "leaky-bucket",
-            f"leaky_bucket, burst: {-(-number // 2)}",
-            limit("leaky_bucket", burst=-(-number // 2)),
-            "leaks all the time",
-        ),
-        Way("concurrency", "concurrency", limit("concurrency"), "counts what is under way"),
+        Way("sliding-log", "sliding_log", limit("sliding_log")),
+        Way("token-bucket", f"token_bucket, burst: {LIMIT}", limit("token_bucket")),
+        Way("leaky-bucket", f"leaky_bucket, burst: {half}", limit("leaky_bucket", burst=half)),
+        Way("concurrency", "concurrency", limit("concurrency")),
     ]
 
 
 class Counter:
     """One counter of a way to count."""
 
-    def __init__(self, limit: Limit, state: State | None = None) -> None:
+    def __init__(self, limit: Limit) -> None:
         self._algorithm = ALGORITHMS[limit.algorithm]
         self._spec = spec_of(limit)
-        self.state = state
+        self.state: State | None = None
 
     def hit(self, now_us: int) -> Step:
         """Charges one hit."""
@@ -87,10 +66,6 @@ class Counter:
         step = self._algorithm.charge(self.state, now_us, 1, self._spec, False, lease)
         self.state = step.state
         return step
-
-    def look(self, now_us: int) -> Step:
-        """What is left, and until when something counts."""
-        return self._algorithm.charge(self.state, now_us, 0, self._spec, False, b"")
 
     def give_back(self, now_us: int) -> None:
         """Gives back a hit; of leases the oldest."""
@@ -212,76 +187,7 @@ def picture(way: Way) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-# The table behind the page
-
-PAGE_LIMIT, PAGE_WINDOW, PAGE_BUCKETS = 3, 10, 5
-LOOK_AHEAD = 2 * PAGE_WINDOW + 1
-
-Signature = tuple[object, ...]
-
-
-def signature(limit: Limit, state: State | None, now_us: int) -> Signature:
-    """What tells a counter's states apart: what it says from now on if nobody comes any more.
-
-    And what it would say after one more hit, since a new counter says nothing of the clock.
-    """
-    found: list[object] = []
-    for hits in (0, 1):
-        counter = Counter(limit, state)
-        if hits:
-            counter.hit(now_us)
-        for second in range(LOOK_AHEAD):
-            look = counter.look(now_us + second * SECOND_US)
-            found += look.remaining, look.reset_us
-    return tuple(found)
-
-
-def answers(limit: Limit) -> list[list[float]]:
-    """Every state that hits on whole seconds can lead to, from a new counter as the first.
-
-    Each is: whether a hit passes, what is left before it, the seconds to wait if it does not pass,
-    and the states after a hit, after a second, and after a lease was given back.
-    """
-    numbers: dict[Signature, int] = {}
-    waiting: deque[tuple[State | None, int]] = deque()
-    rows: list[list[float]] = []
-
-    def number(state: State | None, now_us: int) -> int:
-        key = signature(limit, state, now_us)
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            waiting.append((state, now_us))
-        return numbers[key]
-
-    number(None, EDGE_US)
-    while waiting:
-        state, now_us = waiting.popleft()
-        after = Counter(limit, state)
-        left = after.look(now_us).remaining
-        step = after.hit(now_us)
-        row = [int(step.passed), left, step.retry_us / SECOND_US]
-        row += [number(after.state, now_us), number(state, now_us + SECOND_US)]
-        if limit.algorithm == "concurrency":
-            done = Counter(limit, state)
-            done.give_back(now_us)
-            row.append(number(done.state, now_us))
-        rows.append([int(each) if each == int(each) else each for each in row])
-    return rows
-
-
-def table() -> str:
-    """The answers of every way to count, as a script."""
-    lines = ["// Made by `make docs` from ratelimit_service/algorithms: see docs/draw.py.", ""]
-    lines += [f"const LIMIT = {PAGE_LIMIT};", f"const WINDOW = {PAGE_WINDOW};", "const WAYS = ["]
-    for way in ways(PAGE_LIMIT, PAGE_WINDOW, PAGE_BUCKETS):
-        rows = json.dumps(answers(way.limit), separators=(",", ":"))
-        about = json.dumps({"name": way.file, "title": way.title, "says": way.says})
-        lines.append(f"  {{...{about}, states: {rows}}},")
-    return "\n".join([*lines, "];"]) + "\n"
-
-
 def drawings() -> Iterator[tuple[str, Callable[[], str]]]:
     """Every file in docs/ that is drawn, and what writes it."""
-    for way in ways(LIMIT, WINDOW, BUCKETS):
+    for way in ways():
         yield f"pictures/{way.file}.svg", lambda way=way: picture(way)
-    yield "playground/answers.js", table

@@ -1,10 +1,11 @@
-"""Takes the pictures of docs/console.md and docs/replay.md anew, in a real Chromium.
+"""Takes the pictures of the console, of a replay and of the playground anew, in a real Chromium.
 
-    .venv/bin/python -m docs.screenshots [console] [replay]
+    .venv/bin/python -m docs.screenshots [console] [replay] [playground]
 
 It needs Chromium. Those of the console take a minute, and redis-server too: the service has two
 workers, and counters in a ring of two servers. What callers ask for there is drawn by chance, so no
-two pictures are alike. Those of a replay are always of the same log.
+two pictures are alike. Those of a replay are always of the same log, and those of the
+playground of the same hits.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ descriptors:
 """
 OLD, NEW = 30, 15
 RECORDED, USERS_RECORDED = 60_000, 900
+PLAYGROUND = (1000, 820)
 REPLAY_WIDE, REPLAY_NARROW = (1000, 1450), (390, 1150)
 
 
@@ -128,6 +130,21 @@ def take_replay() -> None:
             browser.close()
 
 
+def take_playground() -> None:
+    """The picture of the playground, just after an edge of a window."""
+    with tempfile.TemporaryDirectory() as name:
+        browser = Chromium(Path(name))
+        try:
+            for _ in range(2):  # the first one hides the scroll bars
+                browser.open(IMAGES.parent / "playground.html", *PLAYGROUND)
+                for button in ("#edge", "#second", "#second"):
+                    browser.press(button)
+                browser.run("scrollTo(0, 0)")
+                browser.picture(IMAGES / "playground.png")
+        finally:
+            browser.close()
+
+
 def take_console() -> None:
     """Starts everything, asks for a while with the page open, and takes the pictures."""
     with tempfile.TemporaryDirectory() as name:
@@ -192,7 +209,8 @@ def take(directory: Path, grpc_port: int, admin_port: int) -> None:
 
 def main() -> None:
     """Those that are named, else all."""
-    for name, taken in (("console", take_console), ("replay", take_replay)):
+    takes = {"console": take_console, "replay": take_replay, "playground": take_playground}
+    for name, taken in takes.items():
         if name in sys.argv[1:] or not sys.argv[1:]:
             taken()
 

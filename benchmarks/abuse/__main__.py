@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.abuse [--seconds S] [--only TEXT ...] [--on TEXT] [--runs N]
                                          [--part N/M]
 
-docs/benchmarks/abuse.md tells the method. Ends with 1 if a bound is broken, and with 2 if none is,
+docs/benchmarks.md has the figures. Ends with 1 if a bound is broken, and with 2 if none is,
 but some attacks could not be measured.
 """
 

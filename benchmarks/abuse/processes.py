@@ -62,8 +62,8 @@ class Service:
             command += ["--store", f"redis://127.0.0.1:{redis_port}/0", "--workers", "2"]
             command += ["--store-timeout", "1s"]
         self._command, self._restarted = program.command, 0
-        self._workers = 2 if program.redis else 0
-        self.deciding = self._workers or 1
+        self._workers = 2 if program.redis else 1
+        self.deciding = self._workers
         """The processes that decide."""
         if attack.flags == TLS:
             command += self._certificates(home)
@@ -114,8 +114,6 @@ class Service:
 
     def processes(self) -> list[int]:
         """The pids of what serves; of what is attacked this cannot be asked in time."""
-        if not self._workers:
-            return [self.process.pid]
         url = f"http://127.0.0.1:{self.http_port}/processes"
         with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             found = json.load(answer)["workers"]
@@ -141,7 +139,7 @@ class Service:
         if self.process.poll() is not None:
             return False
         if not restarts:
-            return not self._workers or self.processes() == self.pids
+            return self.processes() == self.pids
         return self._restarted == restarts and len(self.processes()) == self._workers + 1
 
     def restart(self, times: int) -> None:

@@ -65,6 +65,9 @@ SCENARIOS = [
     Scenario("many headers", BUSY | {"headers": 80, "header_bytes": 20, "cancel": 20}),
     Scenario("large headers", BUSY | {"headers": 4, "header_bytes": 3_000}, transports=("h2",)),
     Scenario("large headers", BUSY | {"headers": 4, "header_bytes": 1_500}, transports=("grpcio",)),
+    Scenario(
+        "cold connections", {"calls": 600, "concurrency": 600, "headers": 2, "header_bytes": 3_000}
+    ),
     Scenario("too large headers", BUSY | {"calls": 2_000, "oversized": 20}),
     Scenario("no table", BUSY | {"table": 0, "headers": 5, "cancel": 20}),
     Scenario("small table", BUSY | {"table": 256, "headers": 5, "cancel": 20}),

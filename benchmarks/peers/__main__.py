@@ -7,7 +7,7 @@
 The generator, and Redis, have the other core. All servers have the same limits, which are never
 reached under load (`limits.py`). Before each row a server must show that it decides: a limit of
 three lets three calls pass and denies the fourth. `RUNS` (5), `SECONDS_EACH` (4) and `RATE` (3,000
-calls a second, open loop) are taken from the environment. docs/benchmarks/speed.md tells the
+calls a second, open loop) are taken from the environment. docs/benchmarks.md tells the
 method.
 """
 

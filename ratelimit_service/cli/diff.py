@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratelimit_service.cli.say import say
+from ratelimit_service.cli.say import in_color, say
 from ratelimit_service.text.display import printable
 
 __all__ = ["diff"]
@@ -21,6 +21,7 @@ __all__ = ["diff"]
     type=click.Choice(["text", "json", "markdown"]),
     help="For people, for programs, or for a pull request's comment.",
 )
+@in_color
 def diff(old: str, new: str, shape: str) -> int:
     """Tell what changes in meaning between two sets of rules.
 
@@ -49,6 +50,9 @@ def diff(old: str, new: str, shape: str) -> int:
         say(f"{printable(before.name)}: there are no rules, so all are new", err=True)
     changes = compare(before.domains, after.domains, now_us() // MINUTE_US)
     for line in FORMATS[shape](changes):
-        say(line)
+        say(line, colour=_COLOURS.get if shape == "text" else None)
     say(summary(changes), err=True)
     return 1 if changes else 0
+
+
+_COLOURS = {"-": "red", "+": "green", "tightened:": "red", "loosened:": "green"}

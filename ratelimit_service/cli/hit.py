@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.say import in_color, say_line
 from ratelimit_service.cli.words import (
     duration,
     format_descriptor,
@@ -67,6 +67,7 @@ __all__ = ["hit"]
     help="For each call.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a decision.")
+@in_color
 def hit(
     domain: str,
     descriptors: Sequence[str],
@@ -114,10 +115,13 @@ def hit(
                 click.echo(json.dumps(_as_json(decision, why)))
                 continue
             for line in _lines(request, decision, why, overrides_of(decision)):
-                say_line(line)
+                say_line(line, colour=_COLOURS.get)
     if repeat > 1 and not as_json:
         say_line(f"{repeat - denied} allowed, {denied} over limit")
     return 1 if denied else 0
+
+
+_COLOURS = {"OK": "green", "OVER_LIMIT": "red"}
 
 
 def _lines(

@@ -31,6 +31,10 @@ _FIRST = """\
 #   ratelimit hit {domain} user=alice
 
 domain: {domain}
+
+# Answers tell callers what is left. Who is denied reads why, and when to come back.
+answer: {{headers: x-ratelimit, body: text}}
+
 descriptors:
   # Every user may make 60 requests a minute. The descriptor (user, alice) has a counter of
   # alice's own.

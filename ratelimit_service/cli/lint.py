@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ratelimit_service.cli.paths import PathArgument
-from ratelimit_service.cli.say import say
+from ratelimit_service.cli.say import in_color, say
 from ratelimit_service.text.display import count
 
 __all__ = ["lint"]
@@ -25,6 +25,7 @@ __all__ = ["lint"]
     type=click.Choice(["text", "json", "github", "sarif"]),
     help="For people, for programs, for GitHub Actions, or SARIF for code scanning.",
 )
+@in_color
 def lint(paths: Sequence[Path], shape: str) -> int:
     """Check rule files and directories; - is what comes in on standard input.
 
@@ -44,8 +45,10 @@ def lint(paths: Sequence[Path], shape: str) -> int:
         found = lint_text("<stdin>", sys.stdin.buffer.read())
     else:
         found = lint_paths(paths)
+    colours = {f"{each.source}:": "cyan" if each.hint else "red" for each in found.problems}
+    colour = (colours | {"^": "yellow"}).get if shape == "text" else None
     for line in FORMATS[shape](found):
-        say(line)
+        say(line, colour=colour)
     problems = sum(not problem.hint for problem in found.problems)
     hints = sum(problem.hint and problem.kind != SKIPPED for problem in found.problems)
     told = f"{count(problems, 'problem') if problems else 'no problems'} found"

@@ -1,43 +1,24 @@
 """The command `ratelimit` and its entry point. Each command has a module of its own.
 
-Every error is one line on standard error and exit code 2. What only one command needs is
-imported by that command when it runs, so that `hit` starts fast.
+Every error is one line on standard error and exit code 2. A module is imported when its command
+is called, and what only some calls need by these, so that all of them start fast.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
+from typing import Final
 
 import click
 
 from ratelimit_service import __version__, compiled
-from ratelimit_service.cli.completion import completion
-from ratelimit_service.cli.demo import demo
-from ratelimit_service.cli.diff import diff
-from ratelimit_service.cli.explain import explain
-from ratelimit_service.cli.health import health
-from ratelimit_service.cli.hit import hit
-from ratelimit_service.cli.init import init
-from ratelimit_service.cli.inspect import inspect
-from ratelimit_service.cli.lint import lint
-from ratelimit_service.cli.man import man
-from ratelimit_service.cli.overrides import overrides
-from ratelimit_service.cli.queue import queue
-from ratelimit_service.cli.replay import replay
-from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
-from ratelimit_service.cli.schema import schema
-from ratelimit_service.cli.serve import STANDS_IN, serve
-from ratelimit_service.cli.size import size
-from ratelimit_service.cli.steer import ban, exempt, grant, limit, reset, unban
-from ratelimit_service.cli.test import test
-from ratelimit_service.cli.top import top
-from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.text.display import reason
 
-__all__ = ["main", "ratelimit"]
+__all__ = ["COMMANDS", "main", "ratelimit"]
 
 
 def main() -> None:
@@ -45,6 +26,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     how = None
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
+        from ratelimit_service.cli.serve import STANDS_IN  # noqa: PLC0415
+
         arguments, how = ["serve", *arguments], STANDS_IN
     try:
         code = ratelimit.main(arguments, "ratelimit", standalone_mode=False, obj=how)
@@ -67,7 +50,52 @@ def main() -> None:
 _GROUP_OPTIONS = {"--help", "-h", "--version"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+COMMANDS: Final = (
+    *("serve", "demo", "health", "status", "restart"),
+    *("init", "lint", "test", "diff", "replay"),
+    *("explain", "why", "top", "inspect", "queue", "size", "schema", "hit"),
+    *("ban", "unban", "exempt", "limit", "grant", "reset", "overrides"),
+    *("completion", "man"),
+)
+"""All commands, in the order in which they are shown."""
+
+_STEERING: Final = frozenset(("ban", "unban", "exempt", "limit", "grant", "reset"))
+"""Those that share the module `steer`; each other one is in a module of its name."""
+
+
+class _Commands(click.Group):
+    """The commands. The module of one is imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's
+        """All names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of this name, if there is one."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = "steer" if cmd_name in _STEERING else cmd_name
+        found: object = getattr(import_module(f"ratelimit_service.cli.{module}"), cmd_name)
+        return found if isinstance(found, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of these words. Raises click.UsageError, which names one that is alike."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches  # noqa: PLC0415
+
+            alike = "".join(get_close_matches(args[0], COMMANDS, 1))
+            hint = f" Did you mean {alike!r}?" if alike else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx) from error
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(
     __version__, message=f"ratelimit %(version)s ({'compiled' if compiled() else 'interpreted'})"
 )
@@ -77,34 +105,3 @@ def ratelimit() -> None:
     Without a command it serves, so that it can stand in for envoyproxy/ratelimit, whose
     environment names for rules, ports and Redis it reads.
     """
-
-
-for _command in (
-    serve,
-    demo,
-    health,
-    restart,
-    init,
-    lint,
-    test,
-    diff,
-    replay,
-    explain,
-    why,
-    top,
-    inspect,
-    queue,
-    size,
-    schema,
-    hit,
-    ban,
-    unban,
-    exempt,
-    limit,
-    grant,
-    reset,
-    overrides,
-    completion,
-    man,
-):
-    ratelimit.add_command(_command)

@@ -37,8 +37,9 @@ class Described(NamedTuple):
 def describe(group: click.Group, program: str) -> Iterator[Described]:
     """Every command of a group, in its order."""
     with click.Context(group, info_name=program) as outer:
-        for name in group.commands:
-            command = group.commands[name]
+        for name in group.list_commands(outer):
+            command = group.get_command(outer, name)
+            assert command is not None  # noqa: S101 -- it is listed
             with click.Context(command, info_name=name, parent=outer) as context:
                 yield _described(command, context)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from ratelimit_service.cli.say import Colour, painted
 from ratelimit_service.text.display import printable
 
 __all__ = ["Screen", "Terminal", "is_terminal", "terminal"]
@@ -37,10 +38,15 @@ class Screen(Protocol):
 class Terminal:
     """Standard input and output, if both are a terminal."""
 
+    def __init__(self, colour: Colour | None = None) -> None:
+        self._colour = colour
+
     def show(self, lines: Sequence[str]) -> None:
         """As `Screen`. Nothing that others have written acts on the terminal."""
         width, height = shutil.get_terminal_size()
-        fitting = [printable(line)[: width - 1] for line in lines[: height - 1]]
+        fitting = [
+            painted(printable(line)[: width - 1], self._colour) for line in lines[: height - 1]
+        ]
         text = "".join(f"{line}{_REST_OF_LINE}\n" for line in fitting)
         sys.stdout.write(f"{_BEGIN}{text}{_REST_OF_SCREEN}")
         sys.stdout.flush()
@@ -59,14 +65,14 @@ def is_terminal() -> bool:
 
 
 @contextmanager
-def terminal() -> Iterator[Terminal]:
+def terminal(colour: Colour | None = None) -> Iterator[Terminal]:
     """The terminal, which is afterwards as it was before."""
     stdin = sys.stdin.fileno()
     before = termios.tcgetattr(stdin)
     try:
         tty.setcbreak(stdin)
         sys.stdout.write(_ENTER)
-        yield Terminal()
+        yield Terminal(colour)
     finally:
         termios.tcsetattr(stdin, termios.TCSADRAIN, before)
         sys.stdout.write(_LEAVE)

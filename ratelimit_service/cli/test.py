@@ -9,7 +9,7 @@ import click
 
 from ratelimit_service.cli.counted import counting_denied
 from ratelimit_service.cli.paths import PathArgument
-from ratelimit_service.cli.say import say
+from ratelimit_service.cli.say import in_color, say
 from ratelimit_service.model import CountDenied
 
 __all__ = ["test"]
@@ -33,6 +33,7 @@ __all__ = ["test"]
     type=click.FloatRange(0, 100),
     help="Fail if fewer of the rules are met.",
 )
+@in_color
 @counting_denied
 def test(
     cases: Sequence[Path],
@@ -68,8 +69,10 @@ def test(
     except CasesError as error:
         say(str(error), err=True)
         return 2
+    colours = {f"{each.step.source}:": "red" for each in results if each.step is not None}
+    colour = (colours | {"-": "red", "+": "green"}).get if shape == "text" else None
     for line in FORMATS[shape](results):
-        say(line)
+        say(line, colour=colour)
     for name, text in trial.notes.items():
         say(f"hint: {name}: {text}", err=True)
     met = trial.coverage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.say import in_color, say_line
 from ratelimit_service.cli.words import duration, format_descriptor, utf8
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.text.display import printable
@@ -73,6 +73,7 @@ _MOST_WIDE = 40
 )
 @click.option("--once", is_flag=True, help="Print it once, as when the output is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, once.")
+@in_color
 @asks_admin
 def top(
     domain: str,
@@ -106,14 +107,20 @@ def top(
     elif once or not is_terminal():
         told = ask(order, window)
         for line in page(told):
-            say_line(line)
+            say_line(line, colour=_colour)
         if "note" in told:
             say_line(f"note: {told['note']}", err=True)
     else:
         told = ask(order, window)  # if the first question fails, that is an error
-        with terminal() as screen:
+        with terminal(_colour) as screen:
             watch(ask, told, screen, every_us / 1_000_000)
     return 0
+
+
+def _colour(word: str) -> str:
+    """Red for how often a caller was over its limit."""
+    number = word.removeprefix("~")
+    return "red" if number.isdigit() and number != "0" else ""
 
 
 def watch(ask: Callable[[str, str], Any], told: Any, screen: Screen, seconds: float) -> None:

@@ -1,9 +1,10 @@
-"""`ratelimit why`: why a descriptor was denied, from the decision log and the counters."""
+"""`ratelimit why`: why a descriptor was denied, from the decision log or the admin listener."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +12,11 @@ import click
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.inspect import standing
 from ratelimit_service.cli.say import say_line
-from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
-from ratelimit_service.model import time_text
+from ratelimit_service.cli.steer import overrides_taking
+from ratelimit_service.cli.words import duration, format_descriptor, parse_descriptor, utf8
+from ratelimit_service.errors import RateLimitError, TransportError
+from ratelimit_service.model import SECOND_US, Entry, time_text
+from ratelimit_service.text.descriptors import override_text
 from ratelimit_service.text.display import count, in_seconds
 
 if TYPE_CHECKING:
@@ -30,11 +34,19 @@ __all__ = ["why"]
     "--log",
     "paths",
     envvar="RATELIMIT_DECISION_LOG",
-    required=True,
     multiple=True,
     type=click.Path(),
     metavar="PATH",
     help="A decision log, given once for each instance; rotated files are read too.",
+)
+@click.option(
+    "--wait",
+    "wait_us",
+    default="5s",
+    show_default=True,
+    callback=duration,
+    metavar="DURATION",
+    help="Without --log and --at: how long to watch for a denial, if none is known.",
 )
 @click.option(
     "--key-file",
@@ -51,6 +63,7 @@ def why(
     descriptor: str,
     at: str,
     paths: Sequence[str],
+    wait_us: int,
     key_file: str,
     now: bool,
     as_json: bool,
@@ -58,12 +71,15 @@ def why(
 ) -> int:
     """Tell why a descriptor was denied.
 
-    It is the first denial at that time; without --at the last ones. A descriptor is written
-    key=value,key=value. The decision log is what serve writes with --decision-log. If several
-    instances count together, name the logs of all of them. With --now the admin listener is asked
-    how many hits the counters hold by now, and when they end.
+    It is the first denial at that time, or else the nearest; without --at the last ones. Times are
+    UTC. A descriptor is written key=value,key=value.
 
-    Exits 0 if there is a denial, 1 if there is none.
+    Without --log the admin listener is asked for the last denials, which it notes while somebody
+    asks or has the console open, and how the counters stand now. With --log it is the decision log,
+    which is what serve writes with --decision-log. If several instances count together, name the
+    logs of all of them. With --now the listener is asked about the counters as well.
+
+    Exits 0 if there is a denial, at that time if one is named, else 1.
 
     Example: ratelimit why api user=alice --at 14:03 --log decisions.jsonl --now
     """
@@ -71,19 +87,31 @@ def why(
     from ratelimit_service.rule_lab.replay.denials import (  # noqa: PLC0415
         decisions_about,
         denial_of,
+        nearest_denial,
         sentence,
     )
     from ratelimit_service.service.decision_key import hash_of, read_key  # noqa: PLC0415
 
     asked = parse_descriptor(descriptor)
     query = {"domain": domain, "descriptor": format_descriptor(asked)}
-    standing_now: Any = admin.get("/inspect", query) if now else None
-    hashed = hash_of(read_key(key_file))
-    found = decisions_about(paths, domain, asked.entries, hashed)
+    about = f"{query['descriptor']} in {domain}" + (f" at {at}" if at else "")
+    now = now or not paths
+    counters: list[Any] | None = None
+    stand: list[str] = []
+    if now:
+        counters, stand = _standing_now(admin, query, with_overrides=not paths)
+    hashed = hash_of(read_key(key_file)) if paths else None
+    if paths:
+        found = decisions_about(paths, domain, asked.entries, hashed)
+    else:
+        found = _noted(admin, domain, asked.entries, 0 if at else wait_us)
     denial = denial_of(found.decisions, at)
     if denial is None:
-        about = f"{format_descriptor(asked)} in {domain}" + (f" at {at}" if at else "")
-        say_line(_none(paths, about, found, bool(key_file)), err=True)
+        none = _none(paths, about, found, bool(key_file)) if paths else _none_noted(about, found)
+        nearest = nearest_denial(found.decisions, at) if at else None
+        say_line(none + ("; the nearest:" if nearest else ""), err=True)
+        if nearest and not as_json:
+            say_line(sentence(nearest, asked.entries, now_us(), hashed))
     elif as_json:
         told = {
             **denial.decision.fields,
@@ -91,14 +119,56 @@ def why(
             "further_denials_by": dict(denial.further_by),
         }
         if now:
-            told["now"] = standing_now["counters"]
+            told["now"] = counters
         click.echo(json.dumps(told))
     else:
         say_line(sentence(denial, asked.entries, now_us(), hashed))
-    if now and not (as_json and denial):
-        for line in standing(standing_now):
-            say_line(f"now: {line}", err=as_json)
+    for line in [] if as_json and denial else stand:
+        say_line(line, err=as_json)
     return 0 if denial else 1
+
+
+def _standing_now(
+    admin: AdminClient, query: Mapping[str, str], *, with_overrides: bool
+) -> tuple[list[Any] | None, list[str]]:
+    """The counters and overrides of a descriptor; of counters None while the store is away."""
+    try:
+        told: Any = admin.get("/inspect", query)
+    except TransportError:
+        raise
+    except RateLimitError as error:  # why it was denied can be told all the same
+        counters, lines = None, [f"now: {error}"]
+    else:
+        counters, lines = told["counters"], [f"now: {line}" for line in standing(told)]
+    if with_overrides:
+        found = overrides_taking(admin, query["domain"], query["descriptor"])
+        lines += [f"override: {override_text(each)}" for each in found]
+    return counters, lines
+
+
+def _noted(admin: AdminClient, domain: str, entries: Sequence[Entry], wait_us: int) -> Evidence:
+    """What the listener has noted; if that has no such denial it is watched for so long."""
+    from ratelimit_service.rule_lab.replay.denials import noted_about  # noqa: PLC0415
+
+    until = time.monotonic() + wait_us / SECOND_US
+    while True:
+        told: Any = admin.get("/denials")
+        found = noted_about(told["denials"], domain, entries)
+        remaining = until - time.monotonic()
+        if found.decisions or remaining <= 0:
+            return found
+        time.sleep(min(remaining, 1))
+
+
+def _none_noted(about: str, found: Evidence) -> str:
+    """That the listener knows of none, and what to switch on."""
+    first, last = (in_seconds(time_text(us)) for us in (found.first_us, found.last_us))
+    known = f"; those noted are from {first} to {last}" if found.last_us else ""
+    return (
+        f"the service has noted no denial of {about}{known}. It notes some while somebody "
+        "asks: ask again with --wait 1m, or keep the console open. To know of earlier ones start "
+        "it with --decision-log PATH, and name that with --log"
+    )
 
 
 def _none(paths: Sequence[str], about: str, found: Evidence, with_key: bool) -> str:

@@ -3,13 +3,12 @@
 from ratelimit_service.http.http_port import HttpPort
 from ratelimit_service.http.listener import AdminListener
 from ratelimit_service.http.pages import Content, Pages, rules_page
-from ratelimit_service.http.route import Deciders, Here, Operating
+from ratelimit_service.http.route import Deciders, Operating
 
 __all__ = [
     "AdminListener",
     "Content",
     "Deciders",
-    "Here",
     "HttpPort",
     "Operating",
     "Pages",

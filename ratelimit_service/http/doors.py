@@ -48,7 +48,7 @@ _LOOK_SECONDS = 1.0
 
 _ENDED_AT_ONCE = 4
 """How many late connections are ended in one turn of the loop. aiohttp takes its time for what each
-leaves behind, and decisions wait meanwhile."""
+leaves behind, and other callers wait meanwhile."""
 
 MOST = 512
 MOST_OF_PEER = 128

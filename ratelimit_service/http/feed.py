@@ -41,6 +41,9 @@ _MOST_RULES = 100
 """Rules in a message: those that denied the most, and then those that were asked the most."""
 
 _MOST_DENIALS = 40
+_KEPT_DENIALS = 400
+"""Lines of the last denials that who asks later is told."""
+
 _KEPT = 120
 """Messages that who comes later is told, without their denials."""
 
@@ -80,6 +83,7 @@ class Feed:
         self._snapshot: Snapshot | None = None
         """The rules of which pages were told last."""
         self._bugs = Bugs()
+        self._denied: deque[str] = deque(maxlen=_KEPT_DENIALS)
 
     @property
     def watching(self) -> int:
@@ -102,6 +106,40 @@ class Feed:
             self._kept.clear()
             self._state = b""
             self._before = None
+
+    async def last_denials(self) -> list[str]:
+        """Lines of the last denials that were noted; more are for seconds after this was asked.
+
+        Raises QuestionError.
+        """
+        if self._task is None:  # else it asks each second, and who watches should miss none
+            await self._new_denials()
+        return list(self._denied)
+
+    async def moment(self) -> dict[str, object]:
+        """What a page shows, once: of the second that begins now, and of the time since the start.
+
+        Raises QuestionError.
+        """
+        operating = self._operating
+        await self.last_denials()
+        before = await self._totals()
+        await asyncio.sleep(_SECONDS)
+        now = await self._totals()
+        overrides = await operating.ask("overrides", {"newest": 1})
+        return {
+            **self._told(before, now),
+            "hits_since_start": now.hits,
+            "hits_by_policy_since_start": now.hits_by_policy,
+            "overrides": overrides["count"] if isinstance(overrides, dict) else 0,
+            "processes": await processes_of(operating),
+            "callers": await callers(operating, "over", "minute", _CALLERS, {}),
+            "denials": await self.last_denials(),
+        }
+
+    async def _totals(self) -> _Totals:
+        await self._operating.collect()
+        return _totals(await self._operating.sources.read())
 
     async def following(self) -> bytes:
         """Waits for the next message."""
@@ -162,11 +200,16 @@ class Feed:
     async def _denials(self) -> list[str]:
         """Lines of denials since the last time; none while nobody can tell them."""
         try:
-            told = await self._operating.ask_all("denials")
+            return (await self._new_denials())[-_MOST_DENIALS:]
         except QuestionError:
             return []
-        lines = [line for each in told if isinstance(each, list) for line in each]
-        return sorted(lines)[-_MOST_DENIALS:]
+
+    async def _new_denials(self) -> list[str]:
+        """All that were noted since the last time, by time. Raises QuestionError."""
+        told = await self._operating.ask_all("denials")
+        lines = sorted([line for each in told if isinstance(each, list) for line in each])
+        self._denied += lines
+        return lines
 
     def _told(self, before: _Totals, now: _Totals) -> dict[str, object]:
         health = self._operating.health

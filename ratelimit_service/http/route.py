@@ -7,11 +7,10 @@ its own. It finds all that it may need in its `Operating`:
 
 * settings, rules (`snapshot`), health and stats of the process that was started;
 * the store, counters, plans and sketches by a question: `operating.ask(NAME, about)` has one of
-  the processes that decide answer, `operating.ask_all` has each of them answer. With workers these
-  are other processes, else it is this one, and routes need not know which. Questions are written in
+  the workers answer, `operating.ask_all` has each of them answer. Questions are written in
   `service/questions`, where their docstring says how.
 
-A handler must not hold up the event loop: with counters in memory it is the loop that decides.
+A handler must not hold up the event loop: the same loop accepts connections.
 Whoever may not ask is turned away before a handler is called (`access`). A route whose method is
 GET needs the role `read` and must change nothing; all others need the role `write`.
 """
@@ -31,10 +30,10 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.questions import About, Deciding, answered, asked, told
+from ratelimit_service.service.questions import About, asked, told
 from ratelimit_service.settings import Settings
 
-__all__ = ["Actor", "AdminRequest", "Deciders", "Here", "Operating", "Role", "Route", "Written"]
+__all__ = ["Actor", "AdminRequest", "Deciders", "Operating", "Role", "Route", "Written"]
 
 
 class Role(StrEnum):
@@ -101,21 +100,6 @@ class Deciders(Protocol):
 
     async def ask_all(self, question: bytes) -> list[bytes]:
         """The answer of each."""
-
-
-class Here:
-    """The one process that does everything."""
-
-    def __init__(self, deciding: Deciding) -> None:
-        self._deciding = deciding
-
-    async def ask(self, question: bytes) -> bytes:
-        """As `Deciders`."""
-        return await answered(self._deciding, question)
-
-    async def ask_all(self, question: bytes) -> list[bytes]:
-        """As `Deciders`."""
-        return [await self.ask(question)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ What an answer says beside its statuses are `additions`, the same in the long an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.additions import Told, say
@@ -42,21 +42,23 @@ def answer(
     outcomes: Sequence[Outcomes],
     settled: Settled,
     settings: Settings,
+    clock: Callable[[], int],
     lease: bytes = b"",
     ban_us: int | None = None,
 ) -> Decision:
     """Renders a request that passes, or is denied.
 
     `outcomes` has, for each plan, one for each of its hits; None where there is none. `request`
-    is needed for dynamic metadata only. `lease` is the id of the leases that the request takes.
-    `ban_us` is how long a banned request is to wait, if its bans end.
+    is needed for dynamic metadata only. `clock` is Unix time in microseconds. `lease`
+    is the id of the leases that the request takes. `ban_us` is how long a banned request is to
+    wait, if its bans end.
     """
     spoken = [shown(planned, each) for planned, each in zip(plans, outcomes, strict=True)]
     statuses = statuses_of(plans, spoken, ban_us)
     says = 0
     for planned in plans:
         says |= planned.rule.says
-    said = say(says, Told(request, plans, outcomes, settled, settings, lease, ban_us))
+    said = say(says, Told(request, plans, outcomes, settled, settings, clock, lease, ban_us))
     said.metadata |= _limits(plans, outcomes)
     said.metadata |= _by_policies(plans, spoken)
     said.metadata |= _by_overrides(plans)

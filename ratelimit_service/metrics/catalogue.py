@@ -216,6 +216,7 @@ CATALOGUE: tuple[Metric, ...] = (
             "addend_too_large",
             "bad_multiplier",
             "batch",
+            "domain_too_long",
             "framing",
             "internal",
             "json",

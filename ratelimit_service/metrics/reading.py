@@ -109,7 +109,7 @@ class Sources:
     ) -> None:
         """`live_counters` is the size of an in-memory store, None where there is none.
 
-        `workers` gives the figures of those that serve, None where one process does all.
+        `workers` gives the figures of those that serve, None where there are none.
         `loaded` tells of the last load of the rules, None where nobody reads any.
         """
         self._stats = stats

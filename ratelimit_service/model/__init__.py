@@ -8,10 +8,12 @@ from ratelimit_service.model.algorithm import (
     Denied,
 )
 from ratelimit_service.model.answer_style import (
+    HEADER_NAME,
     PLACEHOLDERS,
     AnswerStyle,
     Body,
     HeaderSet,
+    Reset,
     unknown_placeholder,
 )
 from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods, zone
@@ -48,6 +50,7 @@ from ratelimit_service.model.unit import SECOND_US, Unit
 __all__ = [
     "DAYS",
     "DAY_MINUTES",
+    "HEADER_NAME",
     "MAX_ADDEND",
     "MAX_EXACT",
     "MAX_OVERRIDES",
@@ -90,6 +93,7 @@ __all__ = [
     "Periods",
     "Receipt",
     "Request",
+    "Reset",
     "Schedule",
     "State",
     "Status",

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from string import Formatter
 from typing import Final, NamedTuple
 
-__all__ = ["PLACEHOLDERS", "AnswerStyle", "Body", "HeaderSet", "unknown_placeholder"]
+__all__ = [
+    "HEADER_NAME",
+    "PLACEHOLDERS",
+    "AnswerStyle",
+    "Body",
+    "HeaderSet",
+    "Reset",
+    "unknown_placeholder",
+]
+
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A name of an HTTP header (RFC 9110, section 5.1)."""
 
 
 class HeaderSet(StrEnum):
@@ -20,6 +32,15 @@ class HeaderSet(StrEnum):
     IETF = "ietf"
     """`RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, and
     `Retry-After` where denied."""
+
+
+class Reset(StrEnum):
+    """What the reset header of a set of three says. Both are whole seconds, rounded up."""
+
+    SECONDS = "seconds"
+    """How long it is until then."""
+    UNIX = "unix"
+    """When that is, as Unix time."""
 
 
 class Body(StrEnum):
@@ -56,6 +77,10 @@ class AnswerStyle(NamedTuple):
     content_type: str = ""
     description: str = ""
     link: str = ""
+    reset: Reset | None = None
+    limit_header: str = ""
+    remaining_header: str = ""
+    reset_header: str = ""
 
     def with_defaults(self, defaults: AnswerStyle) -> AnswerStyle:
         """This style; where it says nothing, what `defaults` say."""
@@ -68,6 +93,10 @@ class AnswerStyle(NamedTuple):
             body.content_type,
             self.description or defaults.description,
             self.link or defaults.link,
+            self.reset or defaults.reset,
+            self.limit_header or defaults.limit_header,
+            self.remaining_header or defaults.remaining_header,
+            self.reset_header or defaults.reset_header,
         )
 
 

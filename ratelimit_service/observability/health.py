@@ -102,9 +102,10 @@ class Health:
             self._phase = phase
             self._tell()
 
-    def degrade(self, component: str, reason: str) -> None:
+    def degrade(self, component: str, reason: str, *, logged: bool = False) -> None:
         """Records that a component is degraded; logs it when it was well before.
 
+        With `logged` the log has the reason already, and says it once.
         If it has recovered within the last minute, the log's next summary tells it.
         """
         begins = component not in self._faults
@@ -113,7 +114,7 @@ class Health:
             return
         if component in self._quiet:
             self._quiet[component] += 1
-        else:
+        elif not logged:
             fields = {"component": component, "reason": reason}
             log.log(self._level, "degraded: %s: %s", component, reason, extra={"fields": fields})
         self._tell()

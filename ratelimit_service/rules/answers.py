@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 from ratelimit_service.model import (
+    HEADER_NAME,
     PLACEHOLDERS,
     AnswerStyle,
     Body,
     HeaderSet,
+    Reset,
     unknown_placeholder,
 )
 from ratelimit_service.rules.fields import Fields
@@ -36,6 +38,12 @@ def read_answer(fields: Fields, default: AnswerStyle | None = None) -> AnswerSty
         content_type=_content_type(inside),
         description=_text(inside, "description"),
         link=_link(inside),
+        reset=Reset(inside.one_of("reset", list(map(str, Reset)), "seconds"))
+        if inside.given("reset")
+        else None,
+        limit_header=_header(inside, "limit_header"),
+        remaining_header=_header(inside, "remaining_header"),
+        reset_header=_header(inside, "reset_header"),
     )
     return style.with_defaults(default) if default else style
 
@@ -86,6 +94,10 @@ def _content_type(fields: Fields) -> str:
 def _link(fields: Fields) -> str:
     allowed = "an address that begins with https:// or http://, without spaces"
     return _matching(fields, "link", LINK, allowed)
+
+
+def _header(fields: Fields, name: str) -> str:
+    return _matching(fields, name, HEADER_NAME, "the name of a header, as X-RateLimit-Reset")
 
 
 def _matching(fields: Fields, name: str, pattern: re.Pattern[str], allowed: str) -> str:

@@ -19,7 +19,7 @@ from ratelimit_service.rules import scalars
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import (
     MAX_TEXT,
-    did_you_mean,
+    allowed_are,
     listed,
     nearest,
     origin,
@@ -351,8 +351,9 @@ class Fields:
         word = self.raw(name).lower()
         if word in allowed:
             return word
-        hint = origin(word) or did_you_mean(word, allowed)
-        message = f"{name} {quoted(word)} is unknown: allowed are {listed(allowed)}{hint}"
+        hint = origin(word)
+        may = f"allowed are {listed(allowed)}{hint}" if hint else allowed_are(word, allowed)
+        message = f"{name} {quoted(word)} is unknown: {may}"
         self.report(name, message, value=name)
         return default
 
@@ -471,6 +472,6 @@ class Fields:
                 why = "a colon wants a space behind it"
             else:
                 self._misspelt += (nearest(name, allowed),)
-                why = f"allowed are {listed(allowed)}{did_you_mean(name, allowed)}"
+                why = allowed_are(name, allowed)
             message = f"{quoted(name)} is no key: {why}"
             self._reader.report(key, self.path, "unknown_key", message)

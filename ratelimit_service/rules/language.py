@@ -13,12 +13,14 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, PARAMETERS
 from ratelimit_service.model import (
+    HEADER_NAME,
     MAX_ADDEND,
     PLACEHOLDERS,
     Body,
     FailurePolicy,
     HeaderSet,
     Parameter,
+    Reset,
     Takes,
     Unit,
 )
@@ -166,13 +168,42 @@ IN_ANSWER: Final = (
         "A sentence for people, which bodies of denials show.",
     ),
     RuleKey("link", _matching(LINK), "Where people can read more, shown beside it."),
+    RuleKey(
+        "reset",
+        _word(map(str, Reset)),
+        "What the header with the reset says: `seconds` from now, or `unix` time.",
+        "`--reset-value`",
+    ),
+    RuleKey(
+        "limit_header",
+        _matching(HEADER_NAME),
+        "The name of the header with the limit; not in the set `ietf`.",
+        "`--limit-header`",
+    ),
+    RuleKey(
+        "remaining_header",
+        _matching(HEADER_NAME),
+        "The name of the header with the remaining hits.",
+        "`--remaining-header`",
+    ),
+    RuleKey(
+        "reset_header",
+        _matching(HEADER_NAME),
+        "The name of the header with the reset.",
+        "`--reset-header`",
+    ),
 )
 """What may stand in `answer`."""
 
 _ANSWER: Final[Shape] = {"$ref": "#/definitions/answer"}
 
 AT_TOP: Final = (
-    RuleKey("domain", _NEEDED_TEXT, "What callers ask for; matched exactly.", REQUIRED),
+    RuleKey(
+        "domain",
+        {**_NEEDED_TEXT, "maxLength": MAX_TEXT},
+        "What callers ask for; matched exactly. At most 4,096 characters.",
+        REQUIRED,
+    ),
     RuleKey(
         "shard_by",
         {

@@ -453,7 +453,7 @@ class Rules:
         if first is not None:
             number = sum(map(len, verdict.values()))
             more = f" (and {number - 1} more)" if number > 1 else ""
-            self._health.degrade("rules", f"{first}{more}")
+            self._health.degrade("rules", f"{first}{more}", logged=True)  # as each problem
         else:
             self._health.recover("rules")
         self._hold()

@@ -10,11 +10,12 @@ from ratelimit_service.algorithms import CALLED_ELSEWHERE
 from ratelimit_service.rules.paths import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 __all__ = [
     "MAX_TEXT",
     "Problem",
+    "allowed_are",
     "did_you_mean",
     "listed",
     "nearest",
@@ -24,8 +25,8 @@ __all__ = [
 ]
 
 MAX_TEXT = 4_096
-"""Characters of a key, a value, a template, a description, or metadata: answers and counters carry
-them."""
+"""Characters of a domain, a key, a value, a template, a description, or metadata: answers and
+counters carry them."""
 
 _MAX_QUOTED = 60
 """Characters of a file's text that a message repeats."""
@@ -103,6 +104,16 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """A hint at the allowed word that is nearest, as a sentence to append; "" if none is."""
     near = nearest(word, allowed)
     return f"; did you mean {near!r}?" if near else ""
+
+
+def allowed_are(word: str, allowed: Collection[str]) -> str:
+    """What may stand in place of a word: the nearest one before the list of all."""
+    near = nearest(word, allowed)
+    return (
+        f"did you mean {near!r}? Allowed are {listed(allowed)}"
+        if near
+        else (f"allowed are {listed(allowed)}")
+    )
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.matchers.registry import keys as matcher_keys
 from ratelimit_service.rules.overlay import NO_OVERLAY, Keys, Overlay
-from ratelimit_service.rules.problem import did_you_mean, listed, quoted
+from ratelimit_service.rules.problem import allowed_are, listed, quoted
 from ratelimit_service.rules.reader import Path, Reader, ReadNode
 from ratelimit_service.rules.schema import RuleFile, alike, compiled
 
@@ -219,8 +219,7 @@ class _Nodes:
                 self._reader.report(nowhere, path, "no_effect", message, tolerated=True)
             if name not in allowed:
                 message = (
-                    f"{quoted(name)} is no key of metadata.{_OURS}: allowed are {listed(allowed)}"
-                    f"{did_you_mean(name, allowed)}"
+                    f"{quoted(name)} is no key of metadata.{_OURS}: {allowed_are(name, allowed)}"
                 )
                 self._reader.report(nowhere, path, "unknown_key", message)
         return {name: (_scalar(name), _node(of)) for name, of in how.items() if name in allowed}

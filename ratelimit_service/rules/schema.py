@@ -121,7 +121,7 @@ def compiled(
     shard_by = None
     try:
         root = document(reader, compose(), ROOT_KEYS, places(), REFERENCE_KEYS)
-        domain = root.text("domain")
+        domain = root.text("domain", most=MAX_TEXT)
         if not domain:
             state = "empty" if "domain" in root else "missing"
             root.report("no_domain", f"domain is {state}: name what callers ask for")

@@ -1,5 +1,5 @@
 """The life of processes: what is built from what, signals, start, restart and drain.
 
-`app` tells one process (`alone`) from a `supervisor` with `workers`, each of which runs `worker`.
+`app` starts a `supervisor` with `workers`, each of which runs `worker`.
 Nothing is imported here, so that a worker loads only what it needs.
 """

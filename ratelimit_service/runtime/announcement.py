@@ -33,7 +33,7 @@ def announce(
     workers: int,
     admin: str = "",
 ) -> None:
-    """Prints the text; `workers` is 0 if one process does everything.
+    """Prints the text; `workers` is 0 where there is never more than one.
 
     `admin` is where the admin listener is, and for whom; empty if there is none.
     """

@@ -1,4 +1,4 @@
-"""What `ratelimit serve` runs: one process, or a supervisor with workers."""
+"""What `ratelimit serve` runs: a supervisor with workers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ratelimit_service.runtime.admin_port import check_tokens
 from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.process import raise_file_limit, run
+from ratelimit_service.runtime.sole_worker import why_one_worker
 from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.supervisor import supervise
 from ratelimit_service.settings import Settings
@@ -48,13 +49,7 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
         log.warning("%s", line)
     check_installed(settings)
     raise_file_limit()
-    count = workers(settings)
-    if not count:
-        # Imported only here: it imports grpc, which must not be in a supervisor.
-        from ratelimit_service.runtime.alone import serve_alone  # noqa: PLC0415
-
-        return run(_ending(serve_alone(settings)))
-    return run(_ending(supervise(settings, count, inherited())))
+    return run(_ending(supervise(settings, workers(settings), inherited())))
 
 
 async def _ending(serving: Coroutine[Any, Any, int]) -> int:
@@ -96,17 +91,13 @@ async def _check(settings: Settings) -> Rules:
 
 
 def workers(settings: Settings) -> int:
-    """How many workers the started process has; 0 if it decides by itself.
+    """How many workers the started process has: one at least.
 
     Raises SettingsError if there cannot be as many as were asked for.
     """
-    alone = ""
-    if settings.store == "memory":
-        alone = "needs a --store in Redis: in memory each would count for itself"
-    elif settings.transport != "h2":
-        alone = "needs --transport h2: grpcio cannot take over connections"
-    if not alone:
+    why = why_one_worker(settings)
+    if not why:
         return settings.workers or usable_cpus().number
     if settings.workers > 1:
-        raise SettingsError(f"--workers {settings.workers} {alone}")
-    return 0
+        raise SettingsError(f"--workers {settings.workers} {why}")
+    return 1

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.peer import check_peer
@@ -33,13 +33,15 @@ class _Process(TypedDict):
 
 
 class _Processes(TypedDict):
-    """The part of `/processes` that is needed here, of a service with workers."""
+    """The part of `/processes` that is needed here."""
 
     pid: int
     version: str
     restarts: int
     restarting: bool
     restart_error: str
+    cannot_restart: NotRequired[str]
+    """Older versions do not send it."""
     workers: list[_Process]
 
 
@@ -51,11 +53,8 @@ def restart(http: str, timeout_us: int, *, tls: bool = False) -> Iterator[str]:
     """
     with closing(_connection(http, tls=tls)) as connection:
         before = _asked(http, connection)
-        if not before["workers"]:
-            raise RateLimitError(
-                f"the service at {http} is one process, with its counters in memory or over "
-                "grpcio: there is nobody to take over; stop it and start it again"
-            )
+        if why := before.get("cannot_restart"):
+            raise RateLimitError(f"the service at {http} does not restart: {why}")
         if before["restarting"]:
             raise RateLimitError(f"the service at {http} is restarting already")
         check_peer(connection.sock, before["pid"])
@@ -122,7 +121,7 @@ _OTHER = (
 
 
 def _is_whole(said: object) -> bool:
-    """Whether that is what a service says; one of a single process says less."""
+    """Whether that is what a service says."""
     if not isinstance(said, dict) or type(said.get("pid")) is not int:
         return False
     workers = said.get("workers")
@@ -132,4 +131,4 @@ def _is_whole(said: object) -> bool:
         isinstance(worker, dict) and {"worker", "pid"} <= worker.keys() for worker in workers
     )
     rest = {"version", "restarts", "restarting", "restart_error"}
-    return fits and (not workers or rest <= said.keys())
+    return fits and rest <= said.keys()

@@ -1,4 +1,4 @@
-"""The process that was started, where workers decide: it keeps its pid through every restart.
+"""The process that was started: it keeps its pid through every restart.
 
 It holds the ports and accepts connections for its workers, reads the rules for all of them, adds
 up what they count, and replaces them. It decides nothing itself.
@@ -39,6 +39,11 @@ from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, hold_signals, log, told_to_end
+from ratelimit_service.runtime.sole_worker import (
+    cannot_restart,
+    keeps_counters,
+    why_one_worker,
+)
 from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
@@ -109,6 +114,7 @@ class _Supervisor:
             self._stats,
             self._health,
             lambda: self._rules.snapshot,
+            self._workers.live_counters if keeps_counters(settings) else None,
             workers=self._workers.figures,
             loaded=lambda: self._rules.loaded,
         )
@@ -147,7 +153,7 @@ class _Supervisor:
         """Not set once the next image of the program is about to take over: that one does what is
         left."""
         self._stays.set()
-        self._signals = Signals(self._rules.reload, self._restart, self._workers.kill)
+        self._signals = Signals(self._rules.reload, self._asked_to_restart, self._workers.kill)
 
     async def run(self, former: Handover | None) -> int:
         """Serves until a signal ends it; returns the exit code."""
@@ -171,9 +177,16 @@ class _Supervisor:
             self._workers_changed()
             replacing = None
             if former is None:
-                ports = listening.port_of(self._grpc), listening.port_of(self._http)
+                grpc_port = listening.port_of(self._grpc) if self._grpc else self._workers.port
+                http_port = listening.port_of(self._http)
+                count = 0 if why_one_worker(self._settings) else self._count
                 announce(
-                    self._settings, self._rules.snapshot, *ports, self._count, self._admin.told
+                    self._settings,
+                    self._rules.snapshot,
+                    grpc_port,
+                    http_port,
+                    count,
+                    self._admin.told,
                 )
             else:
                 replacing = self._loop.create_task(self._replace_workers())
@@ -209,7 +222,7 @@ class _Supervisor:
             await self._signals.or_ended(self._rules.begin())
             if self._signals.told_to_end:
                 return False
-        if not self._settings.workers:
+        if not (self._settings.workers or why_one_worker(self._settings)):
             number, why = self._count, usable_cpus().why
             log.info(
                 "%d worker%s: %s; --workers says otherwise", number, "" if number == 1 else "s", why
@@ -222,7 +235,8 @@ class _Supervisor:
             raise
         try:
             self._http = self._http or listening.listen(self._settings.http, "HTTP")
-            self._grpc = listening.listen(self._settings.grpc, "gRPC")
+            if self._settings.transport == "h2":  # grpcio's worker opens its port itself
+                self._grpc = listening.listen(self._settings.grpc, "gRPC")
         except TransportError:
             self._workers.kill()
             raise
@@ -320,6 +334,12 @@ class _Supervisor:
         self._grpc = []
 
     # Restarting
+
+    async def _asked_to_restart(self) -> None:
+        if why := cannot_restart(self._settings):
+            log.warning("not restarted: %s", why)
+        else:
+            await self._restart()
 
     async def _restart(self) -> None:
         """Goes on as the program that is installed now, and replaces all workers.
@@ -441,6 +461,7 @@ class _Supervisor:
             "restarts": self._restarts,
             "restarting": self._restarting,
             "restart_error": self._restart_error,
+            "cannot_restart": cannot_restart(self._settings),
             "workers": self._workers.told(),
         }
 

@@ -1,8 +1,8 @@
 """A worker: one process that decides, on connections that the supervisor hands it.
 
 The supervisor sends it the settings and the rules. It reports its state and its counts, and ends
-when it is told to, or when the supervisor is gone. It opens no port, and reads no files but those
-that the store's URL names, and the key for the decision log.
+when it is told to, or when the supervisor is gone. It opens no port, except over grpcio. It reads
+no files but those that the store's URL names, that of overrides, and the key for the decision log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_service import __version__
 from ratelimit_service.errors import RateLimitError
@@ -41,9 +41,12 @@ from ratelimit_service.runtime.channel import (
 )
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect, run, spare_the_old
-from ratelimit_service.service import CallOrigin, Refusal
+from ratelimit_service.service import CallOrigin, Refusal, Service
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
+
+if TYPE_CHECKING:
+    from ratelimit_service.grpc.grpcio import GrpcioServer
 
 __all__ = ["main"]
 
@@ -106,7 +109,9 @@ class _Worker:
         self._deciding: Deciding | None = None
         self._flush_decisions: Callable[[], None] = _nothing
         """Sends the lines of the decision log that still wait."""
-        self._server: H2Server | None = None
+        self._server: H2Server | GrpcioServer | None = None
+        self._h2: H2Server | None = None
+        """The server, if it can be given connections."""
         self._tls: TLS | None = None
         self._asked = False
         """Whether we were told to end, and not by the supervisor."""
@@ -161,16 +166,8 @@ class _Worker:
                     settings, here.service, self._stats, self._send_decisions, here.shard_of
                 )
                 self._flush_decisions = feed.flush
-            self._server = server = H2Server(
-                settings.grpc,
-                here.service,
-                self._health,
-                settings.max_connection_age_us,
-                self._tls,
-                self._tell_soon,
-                stats=self._stats,
-                reflection=not settings.no_reflection,
-            )
+            self._server = server = self._new_server(settings, here.service)
+            port = await server.start() if settings.transport == "grpcio" else 0
             self._health.listen(self._tell_soon)
             self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end, settings.grace_us)
             collect()
@@ -179,7 +176,7 @@ class _Worker:
                 self._connections.fileno(), self._take_connections, ACCEPTED_AT_ONCE
             )
             self._tell()  # faults are known before it serves
-            self._channel.send(MessageKind.READY)
+            self._channel.send(MessageKind.READY, b"%d" % port)
             beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
             phase, grace_us = await self._told
             while self._take_connections(ACCEPTED_AT_ONCE):  # those that were handed over before
@@ -195,6 +192,36 @@ class _Worker:
             self._flush_decisions()  # before the last report, which says what was dropped of it
             await self._report()
         await self._channel.flushed()
+
+    def _new_server(self, settings: Settings, service: Service) -> H2Server | GrpcioServer:
+        """What speaks gRPC with clients."""
+        if settings.transport == "grpcio":
+            # Imported only here: grpc would take memory and time from all other workers.
+            from ratelimit_service.grpc.grpcio import GrpcioServer  # noqa: PLC0415
+
+            return GrpcioServer(
+                settings.grpc,
+                service,
+                self._health,
+                settings.max_connection_age_us,
+                self._tls,
+                reflection=not settings.no_reflection,
+            )
+        self._h2 = H2Server(
+            settings.grpc,
+            service,
+            self._health,
+            settings.max_connection_age_us,
+            self._tls,
+            self._tell_soon,
+            stats=self._stats,
+            reflection=not settings.no_reflection,
+        )
+        return self._h2
+
+    def _live_counters(self) -> int:
+        count = self._deciding.live_counters if self._deciding is not None else None
+        return 0 if count is None else count()
 
     # What we hear
 
@@ -251,7 +278,7 @@ class _Worker:
 
     def _take_connections(self, most: int) -> int:
         """Takes connections that were handed over; returns how many."""
-        server = self._server
+        server = self._h2
         found = receive_connections(self._connections, most)
         for connection in found:
             self._taken += 1
@@ -320,12 +347,13 @@ class _Worker:
             {
                 "taken": self._taken,
                 "gone": gone,
-                "open": self._server.connections if self._server else 0,
+                "open": self._h2.connections if self._h2 else 0,
                 "cpu_us": time.process_time_ns() // 1_000,
                 "resident_bytes": _resident_bytes(),
                 "faults": self._health.faults,
                 "notes": self._health.notes,
                 "overrides": self._stats.overrides,
+                "live_counters": self._live_counters(),
             },
         )
 
@@ -341,6 +369,7 @@ class _Worker:
 
     async def _report(self, number: bytes = b"") -> None:
         """Reports what was counted since the last time, and forgets it here."""
+        self._tell()
         found = []
         async for tallied in self._book.take():
             found.append(tallied)

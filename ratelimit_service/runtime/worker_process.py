@@ -73,6 +73,8 @@ class WorkerProcess:
         self.faults: dict[str, str] = {}
         self.silent = 0
         """How many beats it has missed."""
+        self.missed = False
+        """Whether it counts as hung, and is not killed."""
         self.lost = asyncio.Event()
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()

@@ -1,9 +1,9 @@
 """The workers as their supervisor sees them: started, given connections, heard, replaced.
 
 A worker that dies is replaced at once, or later and later if it keeps dying. A worker that says
-nothing any more is killed and then replaced. What must not live here: signals, ports, where rules
-come from, what is asked of workers (`workers_asked`), and what health says of them
-(`workers_health`).
+nothing any more is killed and then replaced, unless its memory has the counters. What must not live
+here: signals, ports, where rules come from, what is asked of workers (`workers_asked`), and what
+health says of them (`workers_health`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.rules.tree import Domain
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
+from ratelimit_service.runtime.sole_worker import keeps_counters, why_one_worker
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.runtime.workers_asked import AskedWorkers
 from ratelimit_service.runtime.workers_health import WorkersHealth
@@ -77,6 +78,8 @@ class _Beat(TypedDict):
     notes: NotRequired[dict[str, str]]
     overrides: NotRequired[dict[str, int]]
     """Those in force, by kind."""
+    live_counters: NotRequired[int]
+    """Those in its memory."""
 
 
 class Workers(AskedWorkers):
@@ -124,6 +127,9 @@ class Workers(AskedWorkers):
         """For each number how often in a row its worker died young."""
         self._overall = WorkersHealth(health, count)
         self._stopping = False
+        self._live_counters = 0
+        self.port = 0
+        """That a worker has opened itself, over grpcio; 0 if none has."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Starting and ending
@@ -284,6 +290,10 @@ class Workers(AskedWorkers):
             if worker.serves
         ]
 
+    def live_counters(self) -> int:
+        """How many counters are in the memory of workers."""
+        return self._live_counters
+
     def told(self) -> list[dict[str, object]]:
         """What `/processes` shows of every worker."""
         return [worker.told() for worker in self._all]
@@ -328,12 +338,15 @@ class Workers(AskedWorkers):
                 "another is started" if self._needs(worker.number) else "no other is needed",
                 count(worker.load, "connection"),
             )
+            if keeps_counters(self._settings):
+                log.error("counters began again, and overrides that no file has are gone")
+                self._live_counters = 0
             await self._start_again(worker)
 
     async def _start_again(self, worker: WorkerProcess) -> None:
         """Replaces a worker that died, unless that has happened; later if it died young."""
         number = worker.number
-        self._overall.look(self.serving, stopping=self._stopping)
+        self._look()
         young = worker.age_us < _YOUNG_SECONDS * 1_000_000
         failures = self._failures[number] = self._failures.get(number, 0) + 1 if young else 0
         while self._needs(number) and not self._stopping and not self._successor(number):
@@ -377,9 +390,29 @@ class Workers(AskedWorkers):
             for worker in self._all:
                 worker.silent += 1
                 bound = _SILENT_BEATS if worker.ready.is_set() else _START_SECONDS / BEAT_SECONDS
-                if worker.silent > bound and worker.age_us > _SILENT_US:
+                if worker.silent <= bound or worker.age_us <= _SILENT_US:
+                    continue
+                if worker.ready.is_set() and keeps_counters(self._settings):
+                    self._miss(worker)
+                else:
                     worker.why = "hung"
                     worker.kill()
+
+    def _miss(self, worker: WorkerProcess) -> None:
+        """Says that a worker is silent which is not killed, because its counters are the state."""
+        if not worker.missed:
+            worker.missed = True
+            log.error(
+                "worker %d (pid %d) hangs; it is not killed, because its memory has the counters",
+                worker.number,
+                worker.pid,
+            )
+            self._look()
+
+    def _look(self) -> None:
+        """Says in health how many workers are missing."""
+        well = sum(worker.serves and not worker.missed for worker in self._all)
+        self._overall.look(well, stopping=self._stopping)
 
     # What they say
 
@@ -388,9 +421,10 @@ class Workers(AskedWorkers):
             self._greet(worker, json.loads(payload)["version"])
         elif kind == MessageKind.READY:
             worker.silent = 0
+            self.port = int(payload or b"0")
             worker.ready.set()
             log.info("worker %d (pid %d) serves", worker.number, worker.pid)
-            self._overall.look(self.serving, stopping=self._stopping)
+            self._look()
             self._changed()
         elif kind == MessageKind.FAILED:
             worker.failure = payload.decode()
@@ -409,6 +443,11 @@ class Workers(AskedWorkers):
 
     def _hear_beat(self, worker: WorkerProcess, said: _Beat) -> None:
         worker.silent = 0
+        if worker.missed:
+            worker.missed = False
+            log.info("worker %d (pid %d) goes on", worker.number, worker.pid)
+            self._look()
+        self._live_counters = said.get("live_counters", 0)
         worker.taken, worker.open = said["taken"], said["open"]
         worker.cpu_us, worker.resident_bytes = said["cpu_us"], said["resident_bytes"]
         self._stats.overrides = said.get("overrides", {})
@@ -443,6 +482,11 @@ class Workers(AskedWorkers):
             return
         worker.outgoing = True
         log.warning("worker %d (pid %d) was told to end", worker.number, worker.pid)
+        if why_one_worker(self._settings):  # never two at once: it ends first
+            worker.leave(self._settings.grace_us, draining=False)
+            self._look()
+            self._changed()
+            return
         while not self._stopping:
             successor = self._successor(worker.number)
             if successor is None and self._needs(worker.number):

@@ -122,6 +122,7 @@ class Answering:
             each,
             settled,
             self._settings,
+            self._clock,
             asked.lease,
             asked.ban_us,
         )
@@ -154,7 +155,9 @@ class Answering:
     def _said(self, asked: Asked, settled: Settled) -> limiter.Said:
         """What is said of a request of usual descriptors beside its statuses."""
         each = [[outcome] for outcome in settled.outcomes]
-        told = limiter.Told(asked.request, asked.plans, each, settled, self._settings, asked.lease)
+        told = limiter.Told(
+            asked.request, asked.plans, each, settled, self._settings, self._clock, asked.lease
+        )
         return limiter.say(asked.says, told)
 
     def _plain_answer(

@@ -357,6 +357,8 @@ def _override(override: Override) -> dict[str, object]:
     told: dict[str, object] = {"id": override.id, "kind": str(override.kind)}
     if override.until_us is not None:
         told["until"] = time_text(override.until_us)
+    if override.who:
+        told["who"] = override.who
     if override.reason:
         told["reason"] = override.reason
     return told

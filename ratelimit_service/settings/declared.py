@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ratelimit_service.model import Body, CountDenied, FailurePolicy, HeaderSet
+from ratelimit_service.model import Body, CountDenied, FailurePolicy, HeaderSet, Reset
 from ratelimit_service.settings.setting import Group, Setting, declared_in
 from ratelimit_service.settings.values import (
     ADDRESS,
@@ -22,7 +22,7 @@ from ratelimit_service.settings.values import (
     FAILURE_POLICY,
     FILE,
     GRPC_ADDRESS,
-    HEADER_NAME,
+    HEADER,
     INTERVAL,
     KEY_PREFIX,
     LOG_LEVEL,
@@ -176,19 +176,24 @@ class Settings:
         "Add limit, remaining and reset headers to responses: the same as --headers reference.",
     )
     limit_header: str = _ANSWERS.setting(
-        "RateLimit-Limit",
-        HEADER_NAME,
-        "The name of the header with the limit.",
+        "",
+        HEADER,
+        "The name of the header with the limit, in place of the set's own.",
     )
     remaining_header: str = _ANSWERS.setting(
-        "RateLimit-Remaining",
-        HEADER_NAME,
-        "The name of the header with the remaining hits.",
+        "",
+        HEADER,
+        "The name of the header with the remaining hits, in place of the set's own.",
     )
     reset_header: str = _ANSWERS.setting(
-        "RateLimit-Reset",
-        HEADER_NAME,
-        "The name of the header with the seconds until the reset.",
+        "",
+        HEADER,
+        "The name of the header with the reset, in place of the set's own.",
+    )
+    reset_value: str = _ANSWERS.setting(
+        "seconds",
+        choice("FORM", *map(str, Reset)),
+        "What the header with the reset says: seconds from now, or unix time.",
     )
     dynamic_metadata: bool = _ANSWERS.setting(
         False,

@@ -51,7 +51,8 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
     tls = is_on(environ, f"{prefix}TLS")
     redis = "rediss" if tls else "redis"
-    options = _tls_options(environ, prefix) if tls else {}
+    file = _login_file(environ, prefix)
+    options = (_tls_options(environ, prefix) if tls else {}) | file
     if kind == "sentinel":
         name, _, hosts = url.partition(",")
         if not hosts or _is_address(name):
@@ -67,7 +68,7 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
         scheme, _, rest = url.partition("://")
         login = "" if "@" in rest else login
         if scheme == "rediss":
-            options = _tls_options(environ, prefix)
+            options = _tls_options(environ, prefix) | file
         return f"{redis if tls else scheme}://{login}{rest}{_query(options, rest)}"
     if socket == "unix":
         if _is_address(url):
@@ -80,7 +81,7 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
                 f"{prefix}TLS is on, but {prefix}URL is the path of a Unix socket, which has no "
                 f"TLS: set {prefix}SOCKET_TYPE=tcp, or {prefix}TLS=false"
             )
-        return f"redis+unix://{login}{url}"
+        return f"redis+unix://{login}{url}{_query(options)}"
     return f"{redis}://{login}{url}{_query(options)}"
 
 
@@ -103,6 +104,15 @@ def _login(environ: Mapping[str, str], name: str) -> tuple[str, str]:
     if user and not password:
         raise SettingsError(f"{name} has no password behind the colon: write USER:PASSWORD")
     return user, password
+
+
+def _login_file(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    file = environ.get(f"{prefix}AUTH_FILE", "")
+    if file and environ.get(f"{prefix}AUTH"):
+        raise SettingsError(
+            f"{prefix}AUTH and {prefix}AUTH_FILE are both set: leave one of them out"
+        )
+    return {"password_file": file} if file else {}
 
 
 def _as_password(text: str) -> None:

@@ -213,6 +213,7 @@ def _redis() -> Iterator[Variable]:
             ("SOCKET_TYPE", "`tcp` or `unix`; unset is `unix`, as there."),
             ("TYPE", "`single`, `sentinel` or `cluster`."),
             ("AUTH", "`password`, or `user:password`."),
+            ("AUTH_FILE", "A file with that, instead of it. It is read before each connection."),
             ("SENTINEL_AUTH", "The same, for the Sentinels."),
             ("TLS", "`true` for TLS, to the Sentinels too."),
             ("TLS_CACERT", "Unset, the system's authorities are trusted."),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import MAX_EXACT, CountDenied, FailurePolicy
+from ratelimit_service.model import HEADER_NAME, MAX_EXACT, CountDenied, FailurePolicy
 from ratelimit_service.settings.addresses import split_address, tidy, unix_path
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "FAILURE_POLICY",
     "FILE",
     "GRPC_ADDRESS",
-    "HEADER_NAME",
+    "HEADER",
     "INTERVAL",
     "KEY_PREFIX",
     "LOG_LEVEL",
@@ -203,7 +203,7 @@ def _sample(text: str) -> str:
 
 
 def _header_name(text: str) -> str:
-    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", text):
+    if text and not HEADER_NAME.fullmatch(text):
         raise SettingsError(f"{text!r} is no header name: use letters, digits and -")
     return text
 
@@ -283,7 +283,8 @@ COUNT_DENIED: ValueType[CountDenied | None] = ValueType(
 FAILURE_POLICY = ValueType("POLICY", lambda text: FailurePolicy(_one_of(text, *FailurePolicy)))
 FILE = ValueType("FILE", str)
 GRPC_ADDRESS = ValueType("HOST:PORT", _grpc_address)
-HEADER_NAME = ValueType("NAME", _header_name)
+HEADER = ValueType("NAME", _header_name)
+"""The name of a header; empty for the usual one."""
 INTERVAL = ValueType("DURATION", _interval, _show_duration)
 """Microseconds between two times that something is done."""
 KEY_PREFIX = ValueType("TEXT", _key_prefix)

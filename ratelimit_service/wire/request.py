@@ -40,6 +40,9 @@ MAX_ENTRIES: Final = 1_024
 """Of all descriptors together. A request is planned in one go, while all others wait: so many take
 three to four milliseconds if every one of them is matched. Envoy sends a few dozen."""
 
+MAX_DOMAIN: Final = 4_096
+"""Characters, as many as rules may have in theirs: each descriptor is looked up with it."""
+
 _ENTRY: Final = b"\x0a"
 """The tag of an entry, and of its key. An entry has five bytes at least."""
 
@@ -77,6 +80,11 @@ def decode_request(body: bytes) -> Request:
         raise BadRequestError("malformed", "the request is no RateLimitRequest") from error
     if not message.domain:
         raise BadRequestError("no_domain", "domain is empty: name the domain of the rules to apply")
+    if len(message.domain) > MAX_DOMAIN:
+        raise BadRequestError(
+            "domain_too_long",
+            f"domain has {len(message.domain)} characters: at most {MAX_DOMAIN} are allowed",
+        )
     if not message.descriptors:
         raise BadRequestError("no_descriptors", "descriptors is empty: at least one is needed")
     if len(message.descriptors) > MAX_DESCRIPTORS:
@@ -136,6 +144,8 @@ def split_request(body: bytes) -> Split | None:
         return None  # it may have more entries than are allowed
     try:
         length, at = _varint(body, 1)
+        if length > MAX_DOMAIN:
+            return None  # it may have more characters than are allowed
         at += length
         domain, tail, addend = body[:at], b"", 0
         spans: list[tuple[int, int]] = []

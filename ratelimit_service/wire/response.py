@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from ratelimit_service.model import (
+    HEADER_NAME,
     MAX_ADDEND,
     SECOND_US,
     Code,
@@ -34,7 +35,6 @@ __all__ = [
     "encode_within",
 ]
 
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e]")
 
 
@@ -294,7 +294,7 @@ def encode_quota(until_us: int) -> bytes:
 
 def _header(tag: bytes, header: Header) -> bytes:
     """A `HeaderValue`, tag and all."""
-    if not _TOKEN.fullmatch(header.key):
+    if not HEADER_NAME.fullmatch(header.key):
         raise ValueError(f"{header.key!r} is no header name")
     encoded = _field(b"\x0a", header.key.encode())
     if header.value:
@@ -349,8 +349,6 @@ _DOUBLE: Final = struct.Struct("<d")
 
 def decode_decision(body: bytes) -> Decision:
     """Reads a serialized RateLimitResponse. Raises ValueError if it is none that we can read."""
-    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 -- only clients
-
     try:
         message = RateLimitResponse.FromString(body)
         return Decision(
@@ -359,12 +357,17 @@ def decode_decision(body: bytes) -> Decision:
             tuple(Header(header.key, header.value) for header in message.response_headers_to_add),
             tuple(Header(header.key, header.value) for header in message.request_headers_to_add),
             message.raw_body,
-            MessageToDict(message.dynamic_metadata)
-            if message.HasField("dynamic_metadata")
-            else None,
+            _metadata(message.dynamic_metadata) if message.HasField("dynamic_metadata") else None,
         )
     except (DecodeError, KeyError) as error:
         raise ValueError("this is no RateLimitResponse") from error
+
+
+def _metadata(message: Message) -> dict[str, object]:
+    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 -- only some answers
+
+    found: dict[str, object] = MessageToDict(message)
+    return found
 
 
 def _status(message: RateLimitResponse.DescriptorStatus) -> Status:

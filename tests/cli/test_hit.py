@@ -16,7 +16,7 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.cli import format_descriptor, parse_descriptor
+from ratelimit_service.cli.words import format_descriptor, parse_descriptor
 from ratelimit_service.model import Descriptor, Entry
 from tests.cli.ran import Ran
 from tests.servers.redis import RedisServer

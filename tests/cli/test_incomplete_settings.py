@@ -61,6 +61,11 @@ def rules(tmp_path: Path) -> str:
         ({**TCP, "REDIS_URL": "r:1", "REDIS_AUTH": "se\ncret"}, "REDIS_AUTH: it holds a line end"),
         ({**TCP, "REDIS_URL": "r:1", "REDIS_AUTH": "user:"}, "REDIS_AUTH has no password behind"),
         (
+            {**TCP, "REDIS_URL": "r:1", "REDIS_AUTH": "x", "REDIS_AUTH_FILE": "y"},
+            "REDIS_AUTH and REDIS_AUTH_FILE are both set: leave one of them out",
+        ),
+        ({"REDIS_AUTH_FILE": "x"}, "REDIS_AUTH_FILE set, but not REDIS_URL"),
+        (
             {**TCP, "REDIS_URL": "r:1", "REDIS_AUTH": "$(REDIS_PASSWORD)"},
             "REDIS_AUTH: it is the name of a variable, not its value",
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.cli.main import ratelimit as group
+from ratelimit_service.cli.main import COMMANDS
 from tests.cli.inside import Inside
 
 CLI = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -24,8 +24,8 @@ def test_manual_has_every_flag(ratelimit: Inside) -> None:
     page = ratelimit("man").out.replace("\\-", "-")
     sections = dict(re.findall(r'^\.SH "(.*)"\n((?:(?!\.SH ).*\n)*)', page, re.MULTILINE))
 
-    assert list(sections) == [f"RATELIMIT {name.upper()}" for name in group.commands]
-    for name in group.commands:
+    assert list(sections) == [f"RATELIMIT {name.upper()}" for name in COMMANDS]
+    for name in COMMANDS:
         assert flags(ratelimit(name, "--help").out) <= flags(sections[f"RATELIMIT {name.upper()}"])
 
 
@@ -50,7 +50,7 @@ def test_page_has_every_command() -> None:
     """docs/cli.md has a section for each command, in the order of `--help`."""
     headings = re.findall(r"^## ratelimit (.*)$", CLI.read_text(), re.MULTILINE)
 
-    assert headings == list(group.commands)
+    assert headings == list(COMMANDS)
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])

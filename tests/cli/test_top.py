@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import select
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -366,6 +367,41 @@ async def test_inspect_for_programs(ratelimit: Inside, site: AdminSite) -> None:
     assert (away.code, "no admin listener answers at 127.0.0.1:1" in away.err) == (2, True)
 
 
+async def test_why_without_a_log(ratelimit: Inside, site: AdminSite) -> None:
+    """The listener tells the last denials, how the counters stand, and which overrides decide."""
+    await site.told("/denials")  # from now on some are noted
+    await site.asking.ask("user=ann", hits=11)
+    await ask(ratelimit, site, "ban", "edge", "user=eve", "--reason", "spam")
+    await site.asking.ask("user=eve")
+
+    ann = await ask(ratelimit, site, "why", "edge", "user=ann")
+    eve = await ask(ratelimit, site, "why", "edge", "user=eve")
+    again = await ask(ratelimit, site, "why", "edge", "user=ann", "--at", "2025-11-22T14:03:07Z")
+    as_json = await ask(ratelimit, site, "why", "edge", "user=ann", "--json")
+
+    first, second = ann.out.splitlines()
+    assert (ann.code, ann.err) == (0, "")
+    assert re.match(r"denied at \d\d:\d\d:\d\d UTC by `user` \(.*:4\): 10 a day, ", first)
+    assert second.startswith("now: 10 per day: 0 used, 10 left")
+    assert " UTC: by override (ban " in eve.out
+    assert eve.out.splitlines()[-1].startswith("override: ban ")
+    assert again.code == 1
+    assert again.err.endswith("; the nearest:\n")
+    assert again.out.splitlines()[0] == first
+    assert json.loads(as_json.out)["rule"] == "user"
+
+
+async def test_why_knows_of_no_denial(ratelimit: Inside, site: AdminSite) -> None:
+    """Where the listener has noted none it says what to switch on, and how the counters stand."""
+    said = await ask(ratelimit, site, "why", "edge", "user=bob", "--wait", "0s")
+
+    assert said.code == 1
+    assert "has noted no denial of user=bob in edge" in said.err
+    assert "--wait 1m" in said.err
+    assert "--decision-log PATH" in said.err
+    assert said.out.startswith("now: 10 per day: 0 used, 10 left")
+
+
 async def test_why_with_the_counters(ratelimit: Inside, site: AdminSite, tmp_path: Path) -> None:
     """--now tells how the counters stand beside what the log says, also where it has no denial."""
     denial = {
@@ -385,7 +421,7 @@ async def test_why_with_the_counters(ratelimit: Inside, site: AdminSite, tmp_pat
     other = await ask(ratelimit, site, "why", "edge", "user=ann", "--log", log, "--now", "--json")
 
     first, second = said.out.splitlines()
-    assert (said.code, first[:20]) == (0, "denied at 14:03:07 o")
+    assert (said.code, first[:20]) == (0, "denied at 14:03:07 U")
     assert second.startswith("now: 10 per day: 4 used, 6 left; ends in ")
     assert (none.code, none.out.startswith("now: 10 per day: 0 used, 10 left")) == (1, True)
     assert [each["count"] for each in json.loads(other.out)["now"]] == [4]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import json
 import math
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,13 @@ import pytest
 import trustme
 import yaml
 
+from ratelimit_service.settings.environment import from_environment
 from tests.cli.inside import Said, inside
 from tests.conftest import need
 from tests.e2e.conftest import need_envoy
 from tests.servers.envoy import COMMAND as ENVOY
 from tests.servers.envoy import http_manager, ratelimit_filter, shipped_config
+from tests.servers.service import ServiceProcess
 
 TOP = Path(__file__).parents[2]
 DEPLOY = TOP / "deploy"
@@ -35,6 +40,15 @@ EVERYTHING = {
     "env": [{"name": "RATELIMIT_LOG_LEVEL", "value": "debug"}],
     "resources": {"requests": {"cpu": "1500m"}},
     "tolerations": [{"key": "edge", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "podLabels": {"team": "edge"},
+    "podAnnotations": {"note": "edge"},
+    "nodeSelector": {"kubernetes.io/arch": "amd64"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccount": {"create": True, "annotations": {"role": "edge"}},
+    "networkPolicy": {"egress": [{"ports": [{"port": 8125, "protocol": "UDP"}]}]},
+    "extraVolumes": [{"name": "token", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "token", "mountPath": "/run/token"}],
 }
 OUTSIDE = {"redis": {"enabled": False}, "store": {"secretName": "ratelimit-store"}}
 
@@ -65,10 +79,10 @@ def charted(directory: Path, values: Object) -> list[Object]:
     return objects(done.stdout)
 
 
-def chart(directory: Path, values: Object) -> subprocess.CompletedProcess[str]:
+def chart(directory: Path, values: Object, what: str = "helm") -> subprocess.CompletedProcess[str]:
     file = directory / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    return validated("helm", str(CHART), str(file), "edge", "ratelimit")
+    return validated(what, str(CHART), str(file), "edge", "ratelimit")
 
 
 def objects(text: str) -> list[Object]:
@@ -131,6 +145,8 @@ class Given:
             for file, text in data.items():
                 (place / file).write_text(text)
             return
+        if "emptyDir" in volume:
+            return
         assert volume["secret"] == {"secretName": "ratelimit-tls"}
         authority = trustme.CA()
         issued = authority.issue_cert("ratelimit.ratelimit.svc")
@@ -180,9 +196,9 @@ def test_starts(shipped: list[Object], tmp_path: Path) -> None:
 def test_pods_may_do_nothing(shipped: list[Object]) -> None:
     """No pod can write its root, gain a privilege, ask Kubernetes, or is told of Services."""
     for each in shipped:
-        if "template" not in each.get("spec", {}):
+        if each["kind"] not in {"Deployment", "Pod", "StatefulSet"}:
             continue
-        pod = each["spec"]["template"]["spec"]
+        pod = each["spec"] if each["kind"] == "Pod" else each["spec"]["template"]["spec"]
         assert pod["enableServiceLinks"] is False
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -219,7 +235,9 @@ def test_selectors(shipped: list[Object]) -> None:
     deployment = only(shipped, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
     name = deployment["metadata"]["name"]
-    found = {each["kind"]: each["spec"] for each in shipped if each["metadata"]["name"] == name}
+    found = {
+        each["kind"]: each.get("spec", {}) for each in shipped if each["metadata"]["name"] == name
+    }
 
     assert found["Service"]["selector"].items() <= labels
     assert found["PodDisruptionBudget"]["selector"]["matchLabels"].items() <= labels
@@ -260,10 +278,146 @@ def test_chart_and_plain_manifests_are_alike(tmp_path: Path) -> None:
     assert told(kustomized("example")) == told(charted(tmp_path, {}))
 
 
+def test_notes(tmp_path: Path) -> None:
+    """After an installation Helm says which label callers need, how to test, and where to look."""
+    notes = chart(tmp_path, {"networkPolicy": {"clients": {"may": "ask"}}}, "notes").stdout
+
+    (patch,) = re.findall(r"--patch '(.*)'", notes)
+    assert json.loads(patch) == {"spec": {"template": {"metadata": {"labels": {"may": "ask"}}}}}
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")]
+    assert commands[2:] == [
+        "helm test edge --namespace ratelimit --logs",
+        "kubectl --namespace ratelimit port-forward service/edge 8081",
+        "ratelimit hit demo user=alice --repeat 6",
+        "kubectl --namespace ratelimit port-forward deployment/edge 8082",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "without"),
+    [
+        ({"networkPolicy": {"enabled": False}}, "LABEL"),
+        ({"tls": {"secretName": "a"}}, "ratelimit hit"),
+        ({"tls": {"secretName": "a", "clientSan": "b"}}, "helm test"),
+        ({"rules": {"a.yaml": "domain: a"}}, "The rules are"),
+    ],
+)
+def test_notes_say_only_what_is_so(tmp_path: Path, values: Object, without: str) -> None:
+    """What the values leave out is not spoken of."""
+    assert without in chart(tmp_path, {}, "notes").stdout
+    assert without not in chart(tmp_path, values, "notes").stdout
+
+
+def test_helm_test(tmp_path: Path) -> None:
+    """`helm test` makes a pod that the policy lets in, and that fails unless it is answered."""
+    found = charted(tmp_path, {"networkPolicy": {"clients": {"may": "ask"}}})
+    (pod,) = [each for each in found if each["kind"] == "Pod"]
+    labels = pod["metadata"]["labels"]
+    (one,) = pod["spec"]["containers"]
+    selectors = [
+        policy["spec"]["podSelector"]["matchLabels"]
+        for policy in found
+        if policy["kind"] == "NetworkPolicy"
+    ]
+
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert labels["may"] == "ask"
+    assert not any(selector.items() <= labels.items() for selector in selectors)
+    address = "--address=edge.ratelimit.svc:8081"
+    assert address in one["args"]
+    service = ServiceProcess(tmp_path)
+    asked = [word.replace(address, f"--address={service.address}") for word in one["args"]]
+    assert inside(*asked).code == 2
+    service.start()
+    try:
+        assert inside(*asked).code == 0
+    finally:
+        service.kill()
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [({}, {"demo.yaml"}), ({"rules": {"shop.yaml": "domain: shop"}}, {"shop.yaml"})],
+)
+def test_rules(tmp_path: Path, values: Object, names: set[str]) -> None:
+    """Whoever gives rules has these, and none of the demo."""
+    (rules,) = [each for each in charted(tmp_path, values) if each["kind"] == "ConfigMap"]
+
+    assert set(rules["data"]) == names
+
+
+def test_rules_of_a_config_map_that_exists(tmp_path: Path) -> None:
+    """Rules may be in a ConfigMap of somebody else's; the chart makes none then."""
+    found = charted(tmp_path, {"rulesConfigMap": "shop"})
+
+    volumes = only(found, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert volumes == [{"name": "rules", "configMap": {"name": "shop"}}]
+    assert "ConfigMap" not in {each["kind"] for each in found}
+
+
+def test_fixed_number_of_pods(tmp_path: Path) -> None:
+    """Without an autoscaler there are as many pods as the values say."""
+    found = charted(tmp_path, {"autoscaling": {"enabled": False}, "replicas": 3})
+
+    assert only(found, "Deployment")["spec"]["replicas"] == 3
+    assert "HorizontalPodAutoscaler" not in {each["kind"] for each in found}
+
+
+def test_values_that_reach_the_pod(tmp_path: Path) -> None:
+    """Labels, account, affinity, volumes and further ways out are where Kubernetes looks."""
+    found = charted(tmp_path, EVERYTHING)
+    template = only(found, "Deployment")["spec"]["template"]
+    pod = template["spec"]
+    policy = next(each for each in found if each["kind"] == "NetworkPolicy")
+
+    assert template["metadata"]["labels"]["team"] == "edge"
+    assert template["metadata"]["annotations"] == {"note": "edge"}
+    assert pod["serviceAccountName"] == "edge"
+    assert pod["affinity"] == {"podAntiAffinity": {}}
+    assert pod["volumes"][-1] == {"name": "token", "emptyDir": {}}
+    assert container(found)["volumeMounts"][-1] == {"name": "token", "mountPath": "/run/token"}
+    assert policy["spec"]["egress"][-1] == {"ports": [{"port": 8125, "protocol": "UDP"}]}
+    (account,) = [each for each in found if each["kind"] == "ServiceAccount"]
+    assert account["metadata"]["name"] == "edge"
+    assert account["metadata"]["annotations"] == {"role": "edge"}
+
+
+def test_every_value_is_explained() -> None:
+    """Above every value of the chart stands what it is for."""
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    unexplained = [
+        line
+        for above, line in itertools.pairwise(lines)
+        if re.match(r" *[a-zA-Z]+: \S", line) and not above.lstrip().startswith("#")
+    ]
+
+    # Those within a value that is explained as a whole.
+    assert [line.split(":")[0].strip() for line in unexplained] == [
+        *("cpu", "memory", "memory"),
+    ]
+
+
+def test_readme_names_values_that_exist(tmp_path: Path) -> None:
+    """What the chart's README tells people to set is there, and its example is taken."""
+    text = (CHART / "README.md").read_text()
+    known = yaml.safe_load((CHART / "values.yaml").read_text())
+    table = "".join(line.partition("| ")[2].partition(" | ")[2] for line in text.splitlines())
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+
+    named = re.findall(r"`([a-z][A-Za-z]+(?:\.[a-zA-Z]+)*)[:`]", table)
+    assert len(named) > 10
+    for name in named:
+        value = known
+        for part in name.split("."):
+            value = value[part]
+    assert charted(tmp_path, yaml.safe_load(example))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"redis": {"enabled": False}}, "say where counters live"),
+        ({"rules": {"a": "b"}, "rulesConfigMap": "c"}, "leave one of them out"),
         ({"redsi": {"enabled": False}}, "additional properties 'redsi' not allowed"),
         ({"failurePolicy": "maybe"}, "failurePolicy"),
         ({"image": {"digest": "latest"}}, "digest"),
@@ -323,5 +477,18 @@ def test_envoy_gateway() -> None:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 
     kubernetes = values["config"]["envoyGateway"]["provider"]["kubernetes"]
-    image = kubernetes["rateLimitDeployment"]["container"]["image"]
-    assert image == f"{ours}:{version}"
+    container = kubernetes["rateLimitDeployment"]["container"]
+    assert container["image"] == f"{ours}:{version}"
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    settings = from_environment(environ, "")
+    assert (settings.denial_body, settings.headers) == ("text", "ietf")
+
+
+def test_denied_callers_are_told_why() -> None:
+    """The rules of the chart and of the manifests are rules/demo.yaml, with its answers."""
+    shipped = yaml.safe_load((DEPLOY.parent / "rules" / "demo.yaml").read_text())
+    plain = yaml.safe_load((DEPLOY / "kustomize" / "base" / "rules.yaml").read_text())
+    chart = yaml.safe_load((CHART / "values.yaml").read_text())["rules"]["demo.yaml"]
+
+    assert plain == yaml.safe_load(chart) == shipped
+    assert shipped["answer"] == {"headers": "x-ratelimit", "body": "text"}

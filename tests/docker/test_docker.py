@@ -19,6 +19,7 @@ from ratelimit_service import compiled
 from tests.conftest import need
 from tests.e2e.conftest import need_envoy
 from tests.servers.envoy import COMMAND as ENVOY
+from tests.servers.envoy import shipped_config
 from tests.servers.image import (
     ContainerProcess,
     built,
@@ -30,17 +31,15 @@ from tests.servers.image import (
 )
 from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
-from tests.servers.service import http
+from tests.servers.service import ServiceProcess, http
 
 TOP = Path(__file__).parents[2]
 DOCKER = TOP / "docker"
 
 
-def compose() -> dict[str, dict[str, Any]]:
+def compose(name: str = "compose.yaml") -> dict[str, dict[str, Any]]:
     """Compose's services; YAML has no types."""
-    services: dict[str, dict[str, Any]] = yaml.safe_load((DOCKER / "compose.yaml").read_text())[
-        "services"
-    ]
+    services: dict[str, dict[str, Any]] = yaml.safe_load((DOCKER / name).read_text())["services"]
     return services
 
 
@@ -88,7 +87,8 @@ def test_everything_is_pinned() -> None:
     )
 
     assert len(bases) == 2
-    for image in [*bases, *(each["image"] for each in compose().values() if "image" in each)]:
+    every = [*compose().values(), *compose("compose.ring.yaml").values()]
+    for image in [*bases, *(each["image"] for each in every if "image" in each)]:
         assert PINNED.fullmatch(image), image
     installs = re.findall(r"pip\S*(?: --python=\S+)? install (.*?)(?: &&|$)", runs)
     assert len(installs) == 3
@@ -119,6 +119,61 @@ def test_digests_are_filled_in(tmp_path: Path) -> None:
     for image in images:
         assert PINNED.fullmatch(image), image
         assert image.endswith("@sha256:" + "b" * 64)
+
+
+def test_files_to_pin_exist() -> None:
+    """What docker/pin.sh says of how to call it names files that are there."""
+    (words,) = re.findall(
+        r"^#   docker/pin.sh (.*)$", (DOCKER / "pin.sh").read_text(), re.MULTILINE
+    )
+
+    for word in words.split():
+        assert list(TOP.glob(word)), word
+
+
+def test_dependencies_are_installed_before_sources_come() -> None:
+    """A change of sources leaves the long step, what the lock files name, as it was."""
+    steps = [step for step in instructions()[0] if step.name in {"COPY", "RUN"}]
+    sources = next(at for at, step in enumerate(steps) if "ratelimit_service" in step.rest)
+
+    locked = [at for at, step in enumerate(steps) if "--require-hashes" in step.rest]
+    assert locked
+    assert max(locked) < sources
+
+
+READY = str(DOCKER / "health.sh")
+
+
+def test_health_check(tmp_path: Path) -> None:
+    """It asks the port that the environment names; it succeeds only if that says 200."""
+    service = ServiceProcess(tmp_path)
+
+    def healthy(**environment: str) -> bool:
+        return not subprocess.run([READY], env=environment, check=False).returncode
+
+    assert not healthy(PORT=str(service.http_port))
+    service.start()
+    try:
+        assert healthy(PORT=str(service.http_port))
+        assert healthy(RATELIMIT_HTTP=f"0.0.0.0:{service.http_port}", PORT="1")
+        assert not healthy(RATELIMIT_HTTP=f"127.0.0.1:{service.admin_port}")  # it has no /readyz
+    finally:
+        service.kill()
+
+
+def test_health_check_starts_no_python() -> None:
+    """Nothing runs every ten seconds but a shell, unless the port speaks TLS."""
+    (check,) = re.findall(r"CMD (\[.*\])$", last("HEALTHCHECK"))
+    (copied,) = [
+        step.rest.split() for step in instructions()[-1] if step.rest.endswith(json.loads(check)[0])
+    ]
+
+    assert copied[0] == "docker/health.sh"
+    first, *rest = Path(READY).read_text().splitlines()
+    assert first == "#!/bin/bash"
+    assert [line.split()[1] for line in rest if line.lstrip().startswith("exec")] == [
+        *("/bin/ratelimit", '3<>"/dev/tcp/$host/${address##*:}"')
+    ]
 
 
 def test_what_is_copied_exists() -> None:
@@ -209,6 +264,30 @@ def test_compose_redis(tmp_path: Path) -> None:
 
     assert listens(port)
     process.kill()
+
+
+def test_compose_ring() -> None:
+    """The ring's shards are servers of the two files, each started alike."""
+    services = {**compose(), **compose("compose.ring.yaml")}
+    ring = services["ratelimit"]["environment"]["RATELIMIT_STORE"]
+    shards = re.findall(r"([a-z0-9-]+):6379", ring)
+
+    assert ring == f"redis+ring://{','.join(f'{shard}:6379' for shard in shards)}/0"
+    assert len(shards) == 3
+    assert {*shards} == {*services} - {"ratelimit", "envoy"}
+    assert services["ratelimit"]["depends_on"] == [each for each in shards if each != "redis"]
+    alike = {tuple(services[shard]["command"]) for shard in shards}
+    assert alike == {tuple(compose()["redis"]["command"])}
+    assert len({services[shard]["image"] for shard in shards}) == 1
+
+
+def test_compose_opens_envoys_statistics() -> None:
+    """Where docs/troubleshooting.md looks, localhost:9901, compose forwards to Envoy's port."""
+    admin = shipped_config()["admin"]["address"]["socket_address"]
+
+    assert admin == {"address": "0.0.0.0", "port_value": 9901}
+    assert "127.0.0.1:9901:9901" in compose()["envoy"]["ports"]
+    assert "localhost:9901" in (TOP / "docs/troubleshooting.md").read_text()
 
 
 def test_compose_envoy() -> None:

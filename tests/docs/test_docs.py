@@ -41,8 +41,10 @@ BLOB = (
 """Where the files of this checkout are in the repository."""
 DOCUMENTS = [
     README,
+    TOP / "CONTRIBUTING.md",
     TOP / "SECURITY.md",
     TOP / "CODE_OF_CONDUCT.md",
+    *sorted((TOP / "deploy").rglob("*.md")),
     *sorted((TOP / "docs").rglob("*.md")),
 ]
 
@@ -205,13 +207,16 @@ def test_readme_explains_as_the_command_does() -> None:
 
 
 def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
-    """The README's `hit` and `curl` get what the README shows, but for the seconds left."""
+    """The README's `hit` and `curl` get what it shows, but for the seconds left.
+
+    The site's first page shows the same `hit`.
+    """
     service = ServiceProcess(tmp_path, "--rules", str(TOP / "rules"))
     service.start()
     command, shown = shown_in_readme("hit")
     body, answer = re.findall(r"curl --json '(.*?)' .*\n    (.*)\n", README.read_text())[0]
 
-    seconds = re.compile(r"\d+( s\b|s\")")
+    seconds = re.compile(r"\d+( s\b|s\"|\"}])")
     for user in ("alice", "bobby", "carol"):  # a minute may end meanwhile
         words = [*command.replace("alice", user).split()[1:], "--address", service.address]
         words += ["--timeout", "60s"]
@@ -223,6 +228,9 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
 
     service.kill()
     assert printed == seconds.sub("N", textwrap.dedent(shown))
+    assert (
+        f"ratelimit {command.split(' ', 1)[1]}\n{shown}" in (TOP / "docs" / "index.md").read_text()
+    )
     assert seconds.sub("N", curl.text) == seconds.sub("N", answer)
 
 
@@ -312,7 +320,8 @@ def test_bounds_of_requests() -> None:
     """docs/operations.md says how large a request may be, and how many connections there may be."""
     assert (
         f"more than {request.MAX_DESCRIPTORS} descriptors, {request.MAX_ENTRIES:,} entries in all "
-        f"of them or {limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
+        f"of them, {request.MAX_DOMAIN:,} characters of domain or "
+        f"{limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
     ) in operations()
     assert (
         f"connections, in all and of one address | {doors.MOST} and {doors.MOST_OF_PEER} |"

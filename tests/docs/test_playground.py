@@ -16,25 +16,31 @@ from ratelimit_service.model import SECOND_US, Anchor, Limit, State, Unit
 from tests.servers.chromium import Chromium
 
 DOCS = Path(__file__).parents[2] / "docs"
-WINDOW_BEGINS_US = 1_700_000_000 * SECOND_US
-PASSES, LEFT, WAIT, AFTER_HIT, AFTER_SECOND, AFTER_DONE = range(6)
+PAGE = DOCS / "playground.html"
+WINDOWS_BEGIN_US = 1_700_000_100 * SECOND_US
+"""A moment at which a window of every length begins that the page offers."""
 
 
-def _limit(algorithm: str, **more: object) -> Limit:
-    return Limit(3, Unit.SECOND, 10, algorithm=algorithm)._replace(**more)  # type: ignore[arg-type]
+def limits(number: int, window: int, burst: int) -> dict[str, Limit]:
+    """The limits of the page's counters, as it calls them."""
+
+    def limit(algorithm: str, **more: object) -> Limit:
+        return Limit(number, Unit.SECOND, window, algorithm=algorithm)._replace(**more)  # type: ignore[arg-type]
+
+    half = -(-burst // 2)
+    return {
+        "fixed_window": limit("fixed_window"),
+        "fixed_window, anchor: first_hit": limit("fixed_window", anchor=Anchor.FIRST_HIT),
+        "sliding_window": limit("sliding_window"),
+        "sliding_window, buckets: 5": limit("sliding_window", buckets=5),
+        "sliding_log": limit("sliding_log"),
+        f"token_bucket, burst: {burst}": limit("token_bucket", burst=burst),
+        f"leaky_bucket, burst: {half}": limit("leaky_bucket", burst=half),
+        "concurrency": limit("concurrency"),
+    }
 
 
-LIMITS = {
-    "fixed_window": _limit("fixed_window"),
-    "fixed_window, anchor: first_hit": _limit("fixed_window", anchor=Anchor.FIRST_HIT),
-    "sliding_window": _limit("sliding_window"),
-    "sliding_window, buckets: 5": _limit("sliding_window", buckets=5),
-    "sliding_log": _limit("sliding_log"),
-    "token_bucket, burst: 3": _limit("token_bucket", burst=3),
-    "leaky_bucket, burst: 2": _limit("leaky_bucket", burst=2),
-    "concurrency": _limit("concurrency"),
-}
-"""As the page calls them: 3 hits in 10 seconds."""
+AS_OPENED = limits(3, 10, 3)
 
 
 class Real:
@@ -47,15 +53,20 @@ class Real:
 
     @property
     def _now_us(self) -> int:
-        return WINDOW_BEGINS_US + self.second * SECOND_US
+        return WINDOWS_BEGIN_US + self.second * SECOND_US
 
-    def hit(self) -> tuple[bool, int, float]:
-        """Whether a hit passes, what was left before it, and the seconds to wait."""
-        look = self._algorithm.charge(self._state, self._now_us, 0, self._spec, False, b"")
+    def left(self) -> int:
+        """How many hits have room."""
+        return self._algorithm.charge(
+            self._state, self._now_us, 0, self._spec, False, b""
+        ).remaining
+
+    def hit(self) -> tuple[bool, int]:
+        """Whether a hit passes, and if it does not in how many whole seconds one would."""
         lease = self._now_us.to_bytes(8, "big")
         step = self._algorithm.charge(self._state, self._now_us, 1, self._spec, False, lease)
         self._state = step.state
-        return step.passed, look.remaining, step.retry_us / SECOND_US
+        return step.passed, -(-step.retry_us // SECOND_US)
 
     def done(self) -> None:
         self._state = self._algorithm.refund(
@@ -63,20 +74,35 @@ class Real:
         ).state
 
 
-def ways() -> dict[str, Any]:
-    """The states that the page looks answers up in, by the name of a way to count."""
-    text = (DOCS / "playground" / "answers.js").read_text()
-    rows = re.findall(r"^  \{\.\.\.(\{.*?\}), states: (\[.*\])\},$", text, re.MULTILINE)
-    return {json.loads(about)["title"]: json.loads(states) for about, states in rows}
+WALK = """((walked, chosen) => {
+  Object.assign(settings, chosen);
+  return WAYS.map((way) => {
+    const state = way.fresh();
+    let at = 0;
+    return [way.title(settings), walked.map((what) => {
+      const left = way.left(state, at, settings);
+      if (what === "second") at += 1;
+      else if (what === "end") way.end?.(state);
+      else if (!hit(way, state, at)) {
+        let after = at;
+        while (!(way.left(structuredClone(state), after, settings) > 0)) after += 1;
+        return [left, false, after - at];
+      } else return [left, true, 0];
+      return [left];
+    })];
+  });
+})"""
+"""Walks through all counters of the page: what each of them says at each step."""
 
 
-def test_every_way_to_count_is_there() -> None:
+def test_every_way_to_count_is_there(chromium: Chromium) -> None:
     """The page has every way that is drawn, and the document a picture of each; all are used.
 
     `docs/draw.py` need not draw every algorithm: its section in docs/rules.md may be enough.
     """
-    drawn = {limit.algorithm for limit in LIMITS.values()}
-    assert list(ways()) == list(LIMITS)
+    chromium.open(PAGE)
+    drawn = {limit.algorithm for limit in AS_OPENED.values()}
+    assert chromium.run("WAYS.map((way) => way.title(settings))") == list(AS_OPENED)
     assert drawn <= set(ALGORITHMS)
 
     text = (DOCS / "algorithms.md").read_text()
@@ -86,23 +112,43 @@ def test_every_way_to_count_is_there() -> None:
     assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == drawn
 
 
-@pytest.mark.parametrize("title", LIMITS)
-def test_the_table_answers_as_the_real_code(title: str) -> None:
-    """On a random walk of hits and seconds the table and the real code never differ."""
-    chance, states = random.Random(title), ways()[title]
-    real, at = Real(LIMITS[title]), 0
-    for _ in range(4_000):
-        what = chance.choice([AFTER_HIT, AFTER_HIT, AFTER_SECOND, AFTER_DONE])
-        if what == AFTER_HIT:
-            passed, left, wait = real.hit()
-            assert states[at][:3] == [int(passed), left, wait]
-        elif what == AFTER_SECOND:
+def test_answers_as_the_real_code(chromium: Chromium) -> None:
+    """With every rate, window and burst that the page offers it and the real code never differ.
+
+    Each time they walk through hits, seconds, and the ends of what is under way, by chance.
+    """
+    chromium.open(PAGE)
+    chance = random.Random(1)
+    offered = [
+        (rate, window, burst)
+        for rate in range(1, 9)
+        for window in range(5, 31, 5)
+        for burst in range(1, 9)
+    ]
+    for rate, window, burst in offered:
+        walk = chance.choices(("hit", "second", "end"), (6, 5, 1), k=40)
+        walk += chance.choices(("hit", "second"), (1, 3), k=80)
+        chosen = {"limit": rate, "window": window, "burst": burst}
+
+        found = chromium.run(f"{WALK}({json.dumps(walk)}, {json.dumps(chosen)})")
+
+        assert found == [
+            [title, real_walk(limit, walk)] for title, limit in limits(rate, window, burst).items()
+        ], chosen
+
+
+def real_walk(limit: Limit, walk: list[str]) -> list[list[Any]]:
+    """What the real code says at each step, as the page is asked."""
+    real, said = Real(limit), []
+    for what in walk:
+        said.append([real.left()])
+        if what == "hit":
+            said[-1] += real.hit()
+        elif what == "second":
             real.second += 1
-        elif title == "concurrency":
+        elif limit.algorithm == "concurrency":
             real.done()
-        else:
-            continue
-        at = states[at][what]
+    return said
 
 
 @pytest.fixture
@@ -122,9 +168,9 @@ SEEN = """[...document.querySelectorAll(".way")].map((way) => [
 def test_buttons_do_what_they_say(chromium: Chromium) -> None:
     """In a real browser hits pass as in the real code, on a wide page and on a narrow one."""
     for width, dark in ((1200, False), (360, True)):
-        chromium.open(DOCS / "playground.html", width, 800, dark=dark)
-        reals = {title: Real(limit) for title, limit in LIMITS.items()}
-        found = {title: [0, 0] for title in LIMITS}
+        chromium.open(PAGE, width, 800, dark=dark)
+        reals = {title: Real(limit) for title, limit in AS_OPENED.items()}
+        found = {title: [0, 0] for title in AS_OPENED}
         for pressed in ("hit", "second", "three", "second", "hit", "hit", "second", "three"):
             chromium.press(f"#{pressed}")
             for title, real in reals.items():
@@ -137,7 +183,7 @@ def test_buttons_do_what_they_say(chromium: Chromium) -> None:
         assert chromium.run("document.documentElement.scrollWidth") <= width
 
     chromium.press("#new")
-    assert chromium.run(SEEN) == [[title, 0, 0] for title in LIMITS]
+    assert chromium.run(SEEN) == [[title, 0, 0] for title in AS_OPENED]
     chromium.press("#edge")
     assert chromium.run("document.querySelector('#fixed-window .above').textContent") == (
         "6 in the last 10 s, at most 6 of 3"
@@ -147,4 +193,41 @@ def test_buttons_do_what_they_say(chromium: Chromium) -> None:
     assert chromium.run(under_way) == "3 under way"
     chromium.press("#concurrency button")
     assert chromium.run(under_way) == "2 under way"
+    assert chromium.faults == []
+
+
+SLIDE = """((name, value) => {
+  const slider = document.getElementById(name);
+  slider.value = value;
+  slider.dispatchEvent(new Event("input"));
+})"""
+
+
+def test_sliders_and_the_stream(chromium: Chromium) -> None:
+    """Sliders set rate, burst, window and the stream; each counter says how it would go on."""
+    chromium.open(PAGE)
+    for name, value in (("limit", 6), ("window", 20), ("burst", 4), ("stream", 3)):
+        chromium.run(f"{SLIDE}('{name}', {value})")
+
+    chromium.press("#steady")
+
+    shown = chromium.run("document.getElementById('said').textContent")
+    assert shown == "At 20 s. 20 s with 2 hits a second."
+    next_of = "document.querySelector('#{} p.next').textContent"
+    assert (
+        chromium.run(next_of.format("fixed-window")) == "next to pass: 6 now, 6 at 40 s, 6 at 60 s"
+    )
+    assert chromium.run(next_of.format("token-bucket")) == (
+        "next to pass: 1 now, 1 at 24 s, 1 at 27 s"
+    )
+    assert chromium.run("document.querySelector('#token-bucket h2').textContent") == (
+        "token_bucket, burst: 4"
+    )
+
+    chromium.press("#play")
+    label = "document.getElementById('play').textContent"
+    assert chromium.run(label) == "Stop the stream"
+    chromium.press("#play")
+    assert chromium.run(label) == "Start the stream"
+    assert chromium.run("now") > 20
     assert chromium.faults == []

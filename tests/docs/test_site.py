@@ -1,14 +1,18 @@
-"""What docs/conf.py makes of the documents beyond what Sphinx does. `make lint` checks the rest."""
+"""What docs/conf.py and docs/site make of the documents. `make lint` checks the rest."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from sphinx.errors import ExtensionError
+
+from tests.servers.chromium import Chromium
 
 TOP = Path(__file__).parents[2]
 
@@ -72,3 +76,66 @@ def test_other_links(conf: ModuleType, link: str) -> None:
     conf.prepare(None, "how-to/second", text)
 
     assert text == [f"[text]({link})"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole site."""
+    made = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fresh-env", "--builder", "html"]
+    subprocess.run([*command, str(TOP / "docs"), str(made)], check=True)
+    return made
+
+
+@pytest.fixture
+def chromium(tmp_path: Path) -> Iterator[Chromium]:
+    chromium = Chromium(tmp_path)
+    yield chromium
+    chromium.close()
+
+
+FOUND = """new Promise((done) => {
+  const look = () => Search.status?.innerText.includes("finished")
+    ? done([...Search.output.querySelectorAll("a")].map((link) => link.textContent))
+    : setTimeout(look, 20);
+  look();
+})"""
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [("ban", "Overrides"), ("login", "Limit login attempts"), ("outflow", "Other words")],
+)
+def test_search_ranks_by_page(site: Path, chromium: Chromium, words: str, first: str) -> None:
+    """A search shows pages that explain before lists, and both before what has changed."""
+    chromium.visit(f"{(site / 'search.html').as_uri()}?q={words}")
+    found = chromium.run(FOUND)
+
+    assert found[0] == first
+    inside = [page in ("Changelog", "Architecture", "Benchmarks") for page in found]
+    assert inside == sorted(inside)
+
+
+WIDER = """[
+  document.documentElement.scrollWidth > innerWidth,
+  [...document.querySelectorAll(".table-wrapper")]
+    .filter((table) => table.scrollWidth > table.clientWidth + 8).length,
+]"""
+
+
+def test_phones(site: Path, chromium: Chromium) -> None:
+    """On a narrow screen no page scrolls sideways, and wide tables are lists."""
+    for page in ("index", "words", "settings", "rules", "benchmarks", "how-to/login"):
+        chromium.open(site / f"{page}.html", 360, 800)
+        assert chromium.run(WIDER) == [False, 0], page
+
+
+def test_ways_back_from_the_playground(site: Path, chromium: Chromium) -> None:
+    """The site's playground leads back to its pages, which are there."""
+    chromium.open(site / "playground.html")
+    ways = chromium.run(
+        "[...document.querySelectorAll('nav a')].map((a) => a.getAttribute('href'))"
+    )
+
+    assert ways == ["algorithms.html", "index.html"]
+    assert all((site / way).exists() for way in ways)

@@ -66,7 +66,9 @@ ROUTES: dict[str, list[Config]] = {
 def routed_config() -> Config:
     """The shipped configuration with these routes and with patience."""
     config = shipped_config()
-    ratelimit_filter(config).update(domain="e2e", timeout="5s")
+    ratelimit_filter(config).update(
+        domain="e2e", timeout="5s", enable_x_ratelimit_headers="DRAFT_VERSION_03"
+    )
     (host,) = http_manager(config)["route_config"]["virtual_hosts"]
     host["routes"] = [
         {

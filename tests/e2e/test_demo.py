@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import re
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from ratelimit_service.errors import SettingsError
 from tests.cli.inside import Inside, inside
 from tests.e2e.conftest import need_envoy
 from tests.servers.process import Process, free_port, listens, wait_until
@@ -21,9 +21,6 @@ from tests.servers.service import http
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 ANY_PATH = "                        - match: {prefix: /}\n"
 
-
-demo_command = importlib.import_module("ratelimit_service.cli.demo")
-"""The module: its package has a command of the same name."""
 
 Spawn = Callable[[list[str], Path], Process]
 
@@ -117,34 +114,91 @@ def test_mistakes_of_before(tmp_path: Path, spawn: Spawn) -> None:
     assert f"ratelimit: envoy with {config} has ended: " in again.log
 
 
-def test_configuration_with_other_ports(
+def test_ports_that_are_taken(tmp_path: Path, spawn: Spawn) -> None:
+    """A port that no flag has named is another one where it is taken, and each is told.
+
+    So it is with a configuration that is kept. Its other lines stay.
+    """
+    need_envoy()
+    with ExitStack() as taken:
+        usual = [port for port in range(8_080, 8_083) if take(taken, port)]
+        words = [sys.executable, "-m", "ratelimit_service", "demo", str(tmp_path / "d")]
+        demo = spawn([*words, "--port", str(free_port())], tmp_path / "log")
+        demo.wait_ready(lambda: "Ctrl-C ends both" in demo.log)
+        demo.signal(signal.SIGTERM)
+        assert demo.wait() == 0
+        told = re.findall(r"^Port (\d+) is taken, so --(\w+) is (\d+)\.$", demo.log, re.MULTILINE)
+        assert {int(each[0]) for each in told} >= set(usual)
+        config = tmp_path / "d" / "envoy.yaml"
+        before = config.read_text()
+        port = int(re.findall(r"port_value: (\d+)", before)[0])
+        assert take(taken, port)
+
+        again = spawn(words, tmp_path / "again.log")
+        again.wait_ready(lambda: "Ctrl-C ends both" in again.log)
+        (found,) = re.findall(
+            rf"^Port {port} is taken, so --port is (\d+)\.$", again.log, re.MULTILINE
+        )
+        assert http(f"http://127.0.0.1:{found}/").text == "allowed\n"
+        again.signal(signal.SIGTERM)
+        assert again.wait() == 0
+        assert config.read_text() == before.replace(
+            f"port_value: {port}}}", f"port_value: {found}}}"
+        )
+
+
+def take(taken: ExitStack, port: int) -> bool:
+    """Whether a port is in use from now on, by this test or by whoever has it."""
+    with contextlib.suppress(OSError):
+        taken.enter_context(socket.create_server(("0.0.0.0", port)))
+    return True
+
+
+def test_start_counts_nothing(tmp_path: Path, spawn: Spawn) -> None:
+    """What the demo asks at its start is no hit of any rule, also of one for all requests."""
+    need_envoy()
+    words = [sys.executable, "-m", "ratelimit_service", "demo", str(tmp_path / "d")]
+    port = free_port()
+    words += [
+        "--port",
+        str(port),
+        *(f"--{name}={free_port()}" for name in ("grpc", "http", "admin")),
+    ]
+    demo = spawn(words, tmp_path / "log")
+    demo.wait_ready(lambda: "Ctrl-C ends both" in demo.log)
+    demo.signal(signal.SIGTERM)
+    demo.wait()
+    rules, config = tmp_path / "d" / "rules" / "demo.yaml", tmp_path / "d" / "envoy.yaml"
+    rules.write_text(
+        "domain: demo\ndescriptors:\n"
+        "- {key: generic_key, rate_limit: {unit: year, requests_per_unit: 2}}\n"
+    )
+    by_user = "request_headers: {header_name: x-user, descriptor_key: user}"
+    assert by_user in config.read_text()
+    config.write_text(
+        config.read_text().replace(by_user, "generic_key: {descriptor_value: all}", 1)
+    )
+
+    again = spawn(words, tmp_path / "again.log")
+    again.wait_ready(lambda: "Ctrl-C ends both" in again.log)
+
+    assert [http(f"http://127.0.0.1:{port}/").status for _ in range(3)] == [200, 200, 429]
+
+
+def test_configuration_without_the_ports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A configuration that is kept, and has other ports than those asked for, is not started."""
+    """A configuration in which a port is not found is neither started nor changed."""
     need_envoy()
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "envoy.yaml").write_text("port_value: 100001}")
-    ports = [f"--{name}={free_port()}" for name in ("port", "grpc", "http")]
+    (tmp_path / "d" / "envoy.yaml").write_text("port_value: 10000}")
 
-    said = Inside(monkeypatch, capsys)("demo", tmp_path / "d", *ports)
+    said = Inside(monkeypatch, capsys)("demo", tmp_path / "d")
 
     assert said.code == 2
-    assert "envoy.yaml does not have port" in said.err
-    assert "name the one that it has with --port, or delete the file" in said.err
-
-
-def test_usual_admin_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second demo shows its callers at a free port; one that is asked for must be free."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(demo_command, "_ADMIN_PORT", port)
-
-        found = demo_command._admin_port(None)
-
-        assert found not in {0, port}
-        with pytest.raises(SettingsError, match=f"port {port}: .*name another with --admin"):
-            demo_command._admin_port(port)
+    assert "envoy.yaml does not have the port of --port where it was: delete the file" in said.err
+    assert (tmp_path / "d" / "envoy.yaml").read_text() == "port_value: 10000}"
 
 
 def test_port_that_is_taken(tmp_path: Path, spawn: Spawn) -> None:

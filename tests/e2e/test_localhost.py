@@ -24,7 +24,10 @@ def localhost_config() -> Config:
 
 
 def test_it_differs_in_the_service_only() -> None:
-    """It is compose's configuration, with the service where it listens by default."""
+    """It is compose's configuration, with the service where it listens by default.
+
+    There the admin port is open to the container's network, from which compose forwards it.
+    """
     ours, composed = localhost_config(), shipped_config()
     _, cluster = composed["static_resources"]["clusters"]
     cluster["type"] = "STATIC"
@@ -32,6 +35,9 @@ def test_it_differs_in_the_service_only() -> None:
     endpoint["endpoint"]["address"] = {
         "socket_address": {"address": "127.0.0.1", "port_value": PORT}
     }
+    admin = composed["admin"]["address"]["socket_address"]
+    assert admin["address"] == "0.0.0.0"
+    admin["address"] = "127.0.0.1"
 
     assert ours == composed
 
@@ -64,14 +70,23 @@ def counted(envoy: Envoy) -> dict[str, int]:
 
 
 def test_it_limits(envoy: Envoy) -> None:
-    """The sixth request of a user in a minute is answered 429, and Envoy counts what passed."""
-    statuses = [envoy.get("/", x_user="alice").status for _ in range(5)]
-    while 429 not in statuses:  # a minute may have begun meanwhile
-        statuses.append(envoy.get("/", x_user="alice").status)
+    """The sixth request of a user in a minute is answered 429, and Envoy counts what passed.
 
+    Who is denied reads why, and when to come back.
+    """
+    answers = [envoy.get("/", x_user="alice") for _ in range(5)]
+    while answers[-1].status != 429:  # a minute may have begun meanwhile
+        answers.append(envoy.get("/", x_user="alice"))
+
+    statuses = [answer.status for answer in answers]
     assert statuses == [*[200] * (len(statuses) - 1), 429]
     assert len(statuses) <= 11
     assert counted(envoy) == {"ok": len(statuses) - 1, "over_limit": 1}
+    assert answers[0].headers["x-ratelimit-remaining"] == "4"
+    denied = answers[-1]
+    wait = denied.headers["retry-after"]
+    assert denied.text == f"The limit is 5 in 1 minute. Try again in {wait} s."
+    assert denied.headers["x-ratelimit-reset"] == wait
 
 
 def test_if_nothing_is_limited(envoy: Envoy, service: ServiceProcess) -> None:

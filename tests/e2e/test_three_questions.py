@@ -16,7 +16,7 @@ import pytest
 from ratelimit_service.text.display import in_seconds
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
-from tests.servers.service import COMMAND, ServiceProcess
+from tests.servers.service import COMMAND, ServiceProcess, http
 
 RULES = """
 domain: api
@@ -109,4 +109,24 @@ def test_why_who_let_through_and_keep_out(scene: Scene) -> None:
         assert 3_000 < int(answer.headers["retry-after"]) <= 3_600
     wait_until(lambda: ban["id"] in scene.log.read_text(), "a record of the ban")
     said = scene.run("why", "api", "user=eve", "--log", str(scene.log))
-    assert f"by override (ban {ban['id']} until {in_seconds(ban['until'])}: abuse)" in said
+    assert f"by override (ban {ban['id']} until {in_seconds(ban['until'])} by local: abuse)" in said
+
+
+def test_why_while_redis_is_away(scene: Scene, redis_server: RedisServer) -> None:
+    """While Redis is away it is told why a caller is denied all the same, and what is degraded."""
+    service = scene.service("--failure-policy", "closed")
+    admin = f"127.0.0.1:{service.admin_port}"
+    http(f"http://{admin}/denials")  # from now on they are noted
+    redis_server.kill()
+    wait_until(lambda: service.decide("api", user="bob").status == DENIED, "a denial")
+
+    said = scene.run("why", "api", "user=bob", "--admin", admin)
+    status = [COMMAND, "status", "--admin", admin]
+    told = subprocess.run(status, capture_output=True, text=True, check=False, timeout=60)
+
+    assert " UTC by `user` (" in said
+    assert "the failure policy decided, because the store gave no answer in time" in said
+    assert "\nnow: the store does not say how the counters stand" in said
+    assert told.returncode == 1
+    assert told.stdout.startswith("health     serving, DEGRADED\n           store: ")
+    assert "\napi user=bob: denied at " in told.stdout

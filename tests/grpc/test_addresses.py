@@ -13,13 +13,13 @@ import trustme
 
 from ratelimit_service.errors import SettingsError, TransportError
 from ratelimit_service.grpc.tls import TLSFiles, _is_for
-from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.model import Code, Request
 from ratelimit_service.observability.health import Health
 from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.test_transports import RULES, transport
+from tests.grpc.transports import TRANSPORTS
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 from tests.service.asking import Asking, descriptor

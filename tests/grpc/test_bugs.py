@@ -14,7 +14,6 @@ from ratelimit_service import compiled
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.grpc.h2 import calls, runs
 from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
-from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.http import HttpPort
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
@@ -25,6 +24,7 @@ from ratelimit_service.service import Refusal
 from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.served_ends import Ends, rounds
+from tests.grpc.transports import TRANSPORTS
 from tests.servers.service import http
 from tests.service.asking import Asking, Away, descriptor
 

@@ -17,11 +17,11 @@ from ratelimit_service.grpc.h2.connection import Received
 from ratelimit_service.grpc.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.grpc.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
 from ratelimit_service.grpc.h2.protocol import Http2Protocol
-from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.observability.health import Health
 from tests.grpc.ends import TURN_SECONDS, Calls, Ends, Wire, held_back
 from tests.grpc.h2_client import Client, messages
 from tests.grpc.taken_turns import take_turn
+from tests.grpc.transports import TRANSPORTS
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
 

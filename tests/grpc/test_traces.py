@@ -12,12 +12,12 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc.h2.connection import Calls
-from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.model import Code, Request
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Headers, Traced
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.h2_client import Client
+from tests.grpc.transports import TRANSPORTS
 from tests.service.asking import Asking, Heard, descriptor
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"

@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.model import Code, Request
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.grpc.transports import TRANSPORTS
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking, Busy, Timed, descriptor
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from ratelimit_service.http import AdminListener, Here, Operating, feed
+from ratelimit_service.http import AdminListener, Operating, feed
 from ratelimit_service.metrics import Sources
 from ratelimit_service.model import Code
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides
-from ratelimit_service.service.questions import Deciding
+from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import ShardState
@@ -44,6 +44,19 @@ descriptors:
       - {name: short, unit: minute, requests_per_unit: 2}
       - {name: long, unit: day, requests_per_unit: 2, algorithm: sliding_log}
 """
+
+
+class Here:
+    """What decides in this process."""
+
+    def __init__(self, deciding: Deciding) -> None:
+        self._deciding = deciding
+
+    async def ask(self, question: bytes) -> bytes:
+        return await answered(self._deciding, question)
+
+    async def ask_all(self, question: bytes) -> list[bytes]:
+        return [await self.ask(question)]
 
 
 class AdminSite:

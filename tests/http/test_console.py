@@ -86,6 +86,30 @@ def text_of(selector: str) -> str:
     return f"document.querySelector({selector!r})?.innerText ?? ''"
 
 
+CHOICES = [
+    ("#denial-list", "explain", "explain", "explanation"),
+    ("#caller-rows", "inspect", "explain", "explanation"),
+    ("#denial-list", "ban", "override", "override-for"),
+    ("#caller-rows", "exempt", "override", "override-for"),
+    ("#denial-list", "reset", "reset", "reset-button"),
+]
+"""Rows, what is chosen there, the form that it fills, and where one is then."""
+
+
+async def chosen(chromium: Chromium, rows: str, what: str, form: str, place: str) -> object:
+    """Chooses what to do about the caller of a row; returns where one is, and what is filled in."""
+    at = "document.activeElement.id"
+    await asyncio.to_thread(chromium.run, f"document.querySelector('{rows} .about').click()")
+    await asyncio.to_thread(
+        chromium.run, f"document.querySelector('#about [value={what}]').click()"
+    )
+    await shown(chromium, at, lambda found: found == place)
+    values = ", ".join(
+        f"document.querySelector('#{form}-{n}').value" for n in ("domain", "descriptor")
+    )
+    return await asyncio.to_thread(chromium.run, f"[{at}, {values}]")
+
+
 async def goes_on(chromium: Chromium, site: AdminSite, start_site: StartSite) -> None:
     """Ends a service; the page says so, and goes on with the next one at the same place."""
     await site.listener.close()
@@ -162,3 +186,35 @@ async def test_in_chromium(
     assert (width <= 360, turned) == (True, [0, 0])
     expected = ("401", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE")
     assert [each for each in chromium.faults if not any(one in each for one in expected)] == []
+
+
+async def test_rows_fill_forms(
+    start_site: StartSite, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is chosen for a caller fills the form that does it, and changes nothing by itself.
+
+    Of a grant it is shown what is left, and of each change who made it.
+    """
+    monkeypatch.setattr(feed, "_SECONDS", 0.5)
+    site = await start_site()
+    await asyncio.to_thread(chromium.visit, f"{site.url}/")
+    await shown(chromium, text_of("#ok"), lambda found: found == "0")
+    for _ in range(3):
+        await site.asking.ask(f"user={EVIL}")
+    await shown(chromium, text_of("#caller-rows"), lambda found: TYPED in found)
+    await shown(chromium, text_of("#denial-list"))
+    filled = [await chosen(chromium, *each) for each in CHOICES]
+    inspected = await shown(chromium, text_of("#explanation"), lambda found: "used" in found)
+    steered = await asyncio.to_thread(chromium.run, text_of("#override-rows"))
+    grant = {"kind": "grant", "domain": "edge", "descriptor": [["user", EVIL]], "hits": 4}
+    await site.told("/overrides", grant, Content_Type="application/json")
+    await shown(chromium, text_of("[data-grant]"), lambda found: found == "4 left")
+    await asyncio.to_thread(chromium.run, "document.querySelector('#changes').open = true")
+    changes = await shown(chromium, text_of("#change-list"))
+
+    assert filled == [[place, "edge", f"user={TYPED}"] for *_, place in CHOICES]
+    assert "2 per day: 2 used, none left; ends in " in inspected
+    assert steered == ""
+    assert "local (127.0.0.1) override grant " in changes
+    assert f"edge user={TYPED}, 4 hits" in changes
+    assert chromium.faults == []

@@ -92,10 +92,17 @@ async def test_a_grant_for_a_pattern_ends_with_the_last_window(operator: Operato
 
 async def test_an_override_that_nothing_can_meet_is_told(operator: Operator) -> None:
     """A misspelt domain or key is told, also of a ban and of a pattern, which hold all the same."""
-    for domain, descriptor in (("egde", "user=bob"), ("edge", "usr=bob"), ("egde", "user=*")):
+    meant = {
+        ("egde", "user=bob"): "'edge'",
+        ("edge", "usr=bob"): "'user'",
+        ("egde", "user=*"): "'edge'",
+        ("edge", "usr=*"): "'user'",
+    }
+    for (domain, descriptor), word in meant.items():
         said = await operator.types("ban", domain, descriptor)
         assert said.code == 0
         assert "note: nothing limits it now: no rule" in said.err
+        assert f"did you mean {word}?" in said.err
     assert (await operator.types("ban", "edge", "user=bob")).err.splitlines() == [
         "note: it has no end: it holds until it is removed"
     ]
@@ -139,6 +146,23 @@ async def test_a_new_number_takes_the_old_ones_place(operator: Operator) -> None
     assert told["replaced"] == []
     assert told["notes"][0].startswith("it ends ")
     assert await operator.passed(9) == 2
+
+
+async def test_what_is_lost_by_replacing_is_told(operator: Operator) -> None:
+    """Who replaces a ban by one that ends sooner is told, since from then on none holds."""
+    first = (await operator.told("ban", "edge", "user=bob"))["override"]
+    second = await operator.told("ban", "edge", "user=bob", "--until", "2030-01-02")
+    assert second["notes"] == [
+        f"ban {first['id']}, which it replaces, would have held until it is removed: "
+        "from 2030-01-02T00:00:00Z on neither holds"
+    ]
+    later = await operator.told("ban", "edge", "user=bob", "--until", "2030-01-03")
+    assert later["notes"] == []
+    sooner = await operator.told("ban", "edge", "user=bob", "--until", "2030-01-01")
+    assert sooner["notes"] == [
+        f"ban {later['override']['id']}, which it replaces, would have held until "
+        "2030-01-03T00:00:00Z: from 2030-01-01T00:00:00Z on neither holds"
+    ]
 
 
 async def test_reset(operator: Operator) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from ratelimit_service.model import Code, Decision, Descriptor, Entry, FailurePolicy
+from ratelimit_service.model import SECOND_US, Code, Decision, Descriptor, Entry, FailurePolicy
 from ratelimit_service.settings import Settings
 from tests.service.asking import Asking, Away
 
@@ -104,6 +104,41 @@ async def test_rule_before_file_before_setting(tmp_path: Path) -> None:
     assert json.loads(of_file.raw_body)["error"] == "rate_limited"
     assert headers(of_rule) == {"content-type": "text/html"}
     assert of_rule.raw_body == b"<p>1 in 5 minutes, {again} in 300s</p>"
+
+
+async def test_reset_as_unix_time(tmp_path: Path) -> None:
+    """A rule, its file or the settings have the reset told as Unix time, allowed or denied."""
+    for name in ("file", "settings"):
+        (tmp_path / name).mkdir()
+    text = RULES.replace(
+        "domain: edge", "domain: edge\nanswer: {headers: x-ratelimit, reset: unix}"
+    )
+    of_file = Asking(tmp_path / "file", text)
+    of_settings = Asking(
+        tmp_path / "settings", RULES, settings=Settings(headers="reference", reset_value="unix")
+    )
+    moment = str(of_file.now_us // SECOND_US + 60)
+
+    answers = [await of_file.ask("a=x", hits=hits) for hits in (1, 3)]
+    other = await of_settings.ask("a=x")
+
+    assert [headers(each)["X-RateLimit-Reset"] for each in answers] == [moment, moment]
+    assert headers(answers[1])["Retry-After"] == "60"
+    assert headers(other)["RateLimit-Reset"] == moment
+
+
+async def test_names_of_ones_own(tmp_path: Path) -> None:
+    """Each header of a set of three has the rule's name, else the settings', else the set's."""
+    settings = Settings(headers="reference", limit_header="Most", remaining_header="Left")
+    names = "answer: {headers: x-ratelimit, remaining_header: X-Quota-Left}"
+    asking = Asking(
+        tmp_path,
+        f"domain: edge\ndescriptors: [{{key: a, {LIMIT}, {names}}}, {{key: b, {LIMIT}}}]",
+        settings=settings,
+    )
+
+    assert set(headers(await asking.ask("a=x"))) == {"Most", "X-Quota-Left", "X-RateLimit-Reset"}
+    assert set(headers(await asking.ask("b=x"))) == {"Most", "Left", "RateLimit-Reset"}
 
 
 async def test_every_limit_is_a_policy(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_answer_has_the_code_of_the_verdict() -> None:
     ):
         for outcome in (within(3), over()):
             settled = Settled([outcome], verdict)
-            assert answer(None, plans, [[outcome]], settled, Settings()).code is code
+            assert answer(None, plans, [[outcome]], settled, Settings(), int).code is code
 
 
 def test_answer_lists_several_limits() -> None:
@@ -191,7 +191,7 @@ def test_answer_lists_several_limits() -> None:
     plans = plans_of([TWO, TEN.replace("key: a", "key: b")], "a=x", "b=y")
     outcomes: list[Outcomes] = [[within(4), over()], [within(9)]]
 
-    decision = answer(None, plans, outcomes, Settled([], Verdict.DENIED), Settings())
+    decision = answer(None, plans, outcomes, Settled([], Verdict.DENIED), Settings(), int)
 
     listed = (decision.metadata or {})["limits"]
     assert isinstance(listed, list)
@@ -206,7 +206,7 @@ def test_answer_says_what_a_policy_decided() -> None:
     plans = plans_of([TEN], "a=x", "a=y", "c=z")
 
     decision = answer(
-        None, plans, [[within(9)], [None], []], Settled([], Verdict.ADMITTED), Settings()
+        None, plans, [[within(9)], [None], []], Settled([], Verdict.ADMITTED), Settings(), int
     )
 
     assert decision.metadata == {"by_policy": [{"descriptor": 1, "policy": "open"}]}

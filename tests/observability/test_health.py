@@ -48,6 +48,8 @@ def test_what_comes_and_goes_is_summed_up(caplog: pytest.LogCaptureFixture) -> N
         assert health.faults == {}
     health.degrade("rules", "are bad")
     assert said() == [("WARNING", "degraded: rules: are bad")]
+    health.degrade("tls", "is what the log has said", logged=True)
+    assert (health.faults["tls"], said()) == ("is what the log has said", [])
     timer.minute()
     text = "degraded: store: is slow (400 times more in the last minute; now it is well)"
     assert said() == [("WARNING", text)]

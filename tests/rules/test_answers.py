@@ -20,8 +20,8 @@ def problems(answer: str) -> list[str]:
     [
         (
             "{headers: itf}",
-            "headers 'itf' is unknown: allowed are none, reference, x-ratelimit, ietf; "
-            "did you mean 'ietf'?",
+            "headers 'itf' is unknown: did you mean 'ietf'? "
+            "Allowed are none, reference, x-ratelimit, ietf",
         ),
         (
             "{template: '{limits}'}",
@@ -61,7 +61,13 @@ def problems(answer: str) -> list[str]:
         ),
         (
             "ietf",
-            "this must be a mapping of headers, body, template, content_type, description, link",
+            "this must be a mapping of headers, body, template, content_type, description, link, "
+            "reset, limit_header, remaining_header, reset_header",
+        ),
+        ("{reset: iso}", "reset 'iso' is unknown: allowed are seconds, unix"),
+        (
+            "{reset_header: 'X Reset'}",
+            "reset_header must be the name of a header, as X-RateLimit-Reset",
         ),
     ],
 )

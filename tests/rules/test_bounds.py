@@ -89,3 +89,16 @@ def test_an_unlimited_rule_has_a_bounded_name_too() -> None:
     (problem,) = from_file(rule).problems
 
     assert problem.message == "name has 1000 characters: 256 are allowed"
+
+
+def test_a_domain_is_bounded() -> None:
+    """A domain has at most as many characters as a request may ask for."""
+    rule = {"key": "k", "rate_limit": {"unit": "day", "requests_per_unit": 10}}
+    short, long = [
+        parse("rules.yaml", json.dumps({"domain": "d" * count, "descriptors": [rule]}).encode())
+        for count in (4_096, 4_097)
+    ]
+
+    assert not short.problems
+    (problem,) = long.problems
+    assert problem.message == "domain has 4097 characters: 4096 are allowed"

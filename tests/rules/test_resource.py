@@ -186,7 +186,7 @@ descriptors:
         ({"unlimited": True}, "'unlimited' is no key of metadata.ratelimit"),
         ({"name": "x"}, "'name' is no key of metadata.ratelimit"),
         ({"failure_policy": "closed"}, "'failure_policy' is no key of metadata.ratelimit"),
-        ({"algoritm": "x"}, "; did you mean 'algorithm'? [unknown_key]"),
+        ({"algoritm": "x"}, "of metadata.ratelimit: did you mean 'algorithm'? Allowed are "),
         ({"algorithm": "tokens"}, "algorithm 'tokens' is unknown: allowed are "),
         ({"burst": 1.5, "algorithm": "token_bucket"}, "burst must be a whole number from "),
         ("token_bucket", "metadata.ratelimit must be a mapping of "),
@@ -300,7 +300,7 @@ def test_overlay_that_does_not_fit() -> None:
     ("text", "problem"),
     [
         ("overlay: [{rate_limit: {unit: day}}]", "overlay.yaml:1:25: 'unit' is no key"),
-        ("overlay: [{keys: a}]", "'keys' is no key: allowed are domain, key, "),
+        ("overlay: [{keys: a}]", "'keys' is no key: did you mean 'key'? Allowed are domain, key, "),
         ("overlay: [{key: a}]", "this sets nothing"),
         ("overlay: [{key: a, shard_by: [a]}]", "shard_by is of a whole domain"),
         ("overlay: a", "overlay must be a list"),

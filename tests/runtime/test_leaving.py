@@ -18,6 +18,7 @@ from ratelimit_service.runtime.channel import Channel, MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess, worker_command
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
+from tests.runtime.seen import REDIS
 from tests.servers.process import PATIENCE_SECONDS
 
 
@@ -43,7 +44,14 @@ class Stand(WorkerProcess):
 async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a successor that has died is seen off, nobody looks again and again; then one is."""
     workers = Workers(
-        Settings(), 1, Stats(), Health(), Rulebook(), Guests(), lambda: None, lambda _: None
+        Settings(store=REDIS),
+        1,
+        Stats(),
+        Health(),
+        Rulebook(),
+        Guests(),
+        lambda: None,
+        lambda _: None,
     )
     leaving, dead, next_one = Stand(), Stand(), Stand()
     dead.lost.set()

@@ -19,6 +19,7 @@ from ratelimit_service.runtime.channel import MessageKind, Received
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
+from tests.runtime.seen import REDIS
 from tests.servers.process import PATIENCE_SECONDS
 
 
@@ -61,7 +62,7 @@ class Fake(WorkerProcess):
 
 def so_many(count: int) -> Workers:
     return Workers(
-        Settings(),
+        Settings(store=REDIS),
         count,
         Stats(),
         Health(),

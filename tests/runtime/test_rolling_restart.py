@@ -364,14 +364,14 @@ def test_restart_that_cannot_be(two: ServiceProcess, tmp_path: Path) -> None:
 
 
 def test_nobody_to_restart(start: Start) -> None:
-    """A service of one process says so, and goes on."""
+    """With counters in memory nothing is replaced: the service says why, and goes on."""
     service = start()
 
     refused = restart(service)
     service.signal(signal.SIGUSR2)
 
     assert refused.returncode == 2
-    assert "is one process, with its counters in memory" in refused.stderr
+    assert "does not restart: one worker with its counters in memory" in refused.stderr
     wait_until(lambda: "cannot hand over to another" in service.log, "the signal to be seen")
     assert service.decide("edge", user="bob").status == 200
 

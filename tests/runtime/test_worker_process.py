@@ -24,6 +24,7 @@ from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
+from tests.runtime.seen import REDIS
 from tests.servers.process import PATIENCE_SECONDS
 
 WHY = "a worker cannot be started: Too many open files"
@@ -31,7 +32,14 @@ WHY = "a worker cannot be started: Too many open files"
 
 def one() -> Workers:
     return Workers(
-        Settings(), 1, Stats(), Health(), Rulebook(), Guests(), lambda: None, lambda _: None
+        Settings(store=REDIS),
+        1,
+        Stats(),
+        Health(),
+        Rulebook(),
+        Guests(),
+        lambda: None,
+        lambda _: None,
     )
 
 

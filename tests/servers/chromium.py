@@ -100,8 +100,10 @@ class Chromium:
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def run(self, script: str) -> Any:
-        """The value of a script in the page."""
-        done = self._ask("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of a script in the page, which may be a promise."""
+        done = self._ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 

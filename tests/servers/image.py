@@ -26,7 +26,7 @@ TOP = Path(__file__).parents[2]
 DOCKERFILE = TOP / "docker" / "Dockerfile"
 _PYTHON = Path(sys.base_prefix)
 _ISOLATED = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
-_PROGRAMS = ("sh", "env", "ln", "setpriv")
+_PROGRAMS = ("sh", "bash", "env", "ln", "setpriv")
 
 
 class Instruction(NamedTuple):

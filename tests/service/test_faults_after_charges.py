@@ -11,6 +11,7 @@ import pytest
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.limiter.additions import ADDITIONS, Addition, Said, Told
+from ratelimit_service.limiter.additions.header_set import ChosenHeaders
 from ratelimit_service.model import Code, Hit, Limit, Request
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -44,9 +45,9 @@ RULES = "domain: edge\ndescriptors:\n" + "\n".join(
     for way, says in WAYS.items()
 )
 SETTINGS = {
-    "ReferenceHeaders": Settings(headers="reference"),
-    "XRateLimitHeaders": Settings(headers="x-ratelimit"),
-    "IetfHeaders": Settings(headers="ietf"),
+    "reference": Settings(headers="reference"),
+    "x-ratelimit": Settings(headers="x-ratelimit"),
+    "ietf": Settings(headers="ietf"),
     "DenialBody": Settings(denial_body="json"),
     "RequestMetadata": Settings(dynamic_metadata=True),
     "DecisionMetadata": Settings(decision_metadata=True),
@@ -75,9 +76,15 @@ class Failing:
         self._of.add(told, said)
 
 
-@pytest.fixture(params=[type(each).__name__ for each in ADDITIONS])
+NAMES = [
+    str(each.chosen) if isinstance(each, ChosenHeaders) else type(each).__name__
+    for each in ADDITIONS
+]
+
+
+@pytest.fixture(params=NAMES)
 def failing(request: pytest.FixtureRequest) -> Iterator[Failing]:
-    place = [type(each).__name__ for each in ADDITIONS].index(request.param)
+    place = NAMES.index(request.param)
     addition = ADDITIONS[place]
     ADDITIONS[place] = failing = Failing(addition)
     yield failing

@@ -328,7 +328,8 @@ async def test_records_name_overrides(asking: Asking) -> None:
     assert [each.rule for each in heard] == ["user"] * 4
     line = json.loads(line_of(heard[0], T))
     assert (line["code"], line["by"], line["rule"]) == ("OVER_LIMIT", "override", "user")
-    assert line["overrides"] == [{"id": ban.id, "kind": "ban", "reason": "because"}]
+    named = {"id": ban.id, "kind": "ban", "who": "ops", "reason": "because"}
+    assert line["overrides"] == [named]
 
 
 ALGORITHM_RULES = """

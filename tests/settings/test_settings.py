@@ -151,6 +151,25 @@ def test_redacted(url: str, shown: str) -> None:
             {"store": "redis+cluster://:x@a:1,b:2"},
         ),
         (
+            {"REDIS_URL": "/r.sock", "REDIS_AUTH_FILE": "/run/a b"},
+            {"store": "redis+unix:///r.sock?password_file=%2Frun%2Fa+b"},
+        ),
+        (
+            {"REDIS_TYPE": "cluster", "REDIS_URL": "a:1", "REDIS_AUTH_FILE": "f", "REDIS_TLS": "1"},
+            {"store": "rediss+cluster://a:1?password_file=f"},
+        ),
+        (
+            {
+                "REDIS_SOCKET_TYPE": "tcp",
+                "REDIS_URL": "r:1",
+                "REDIS_AUTH": "x",
+                "REDIS_PERSECOND": "true",
+                "REDIS_PERSECOND_URL": "rediss://s:2",
+                "REDIS_PERSECOND_AUTH_FILE": "f",
+            },
+            {"store": "redis://:x@r:1", "second_store": "rediss://s:2?password_file=f"},
+        ),
+        (
             {"REDIS_TYPE": "SENTINEL", "REDIS_URL": "main,a:1,b:2"},
             {"store": "redis+sentinel://a:1,b:2/main"},
         ),

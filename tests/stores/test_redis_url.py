@@ -11,6 +11,7 @@ import redis
 import trustme
 
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.stores.redis.address import (
     Address,
     Login,
@@ -217,6 +218,28 @@ def test_ring_url() -> None:
             Member("::1:7001", Address("::1", 7001, db=3, login=login)),
         )
     )
+
+
+async def test_short_lived_passwords(own_redis: RedisServer, tmp_path: Path) -> None:
+    """REDIS_AUTH_FILE is read at each connection: its user and password may both be others then."""
+    client = redis.Redis.from_url(own_redis.url)
+    rights = ["+@read", "+@write", "+@scripting", "+@connection", "+time"]
+    for user, password in (("one", "token:1"), ("two", "token:2")):
+        client.acl_setuser(user, True, passwords=[f"+{password}"], commands=rights, keys=["{*"])
+    client.acl_setuser("default", False)
+    file = tmp_path / "token"
+    file.write_text("one:token:1\n")
+    environment = {"REDIS_URL": own_redis.url, "REDIS_AUTH_FILE": str(file)}
+    fixture = Fixture(from_reference(environment)["store"])
+    await started(fixture.store)
+    assert await fixture.hit() != [None]
+
+    file.write_text("two:token:2")
+    client.acl_deluser("one")  # which ends its connections
+
+    await fixture.until(lambda outcomes: outcomes != [None])
+    assert fixture.health.faults == {}
+    await fixture.store.close()
 
 
 async def test_password_file_may_be_replaced(own_redis: RedisServer, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ratelimit_service.grpc.transports import TRANSPORTS
 from ratelimit_service.model import Request
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.service import CallOrigin, Headers
@@ -18,6 +17,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
 from ratelimit_service.telemetry.spans import Spans
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
+from tests.grpc.transports import TRANSPORTS
 from tests.servers.collector import Collector
 from tests.service.asking import Asking, Away, descriptor
 

@@ -144,6 +144,15 @@ def test_parts_of_a_request(request: Request) -> None:
         assert entries is None or descriptor == Descriptor(entries)
 
 
+def test_a_long_domain_is_left_to_the_decoder() -> None:
+    """A domain stands in each part, so a request is parted only if it has a short one."""
+    entries = (Descriptor((Entry("a", "b"),)),)
+
+    assert split_request(encode_request(Request("d" * 4_096, entries))) is not None
+    assert split_request(encode_request(Request("d" * 4_097, entries))) is None
+    assert decode_request(encode_request(Request("é" * 4_096, entries))).domain == "é" * 4_096
+
+
 @given(st.binary(max_size=60) | REQUEST.map(encode_request).map(lambda body: body[1:-1]))
 def test_parts_of_any_bytes(body: bytes) -> None:
     """Bytes that are parted put together what the decoder reads, or what it refuses as well."""
@@ -227,9 +236,9 @@ def test_any_bytes(body: bytes) -> None:
 T = TypeVar("T")
 
 
-def one(**descriptor: object) -> bytes:
+def one(domain: str = "d", **descriptor: object) -> bytes:
     """A request with one descriptor in proto3 JSON, serialized."""
-    text = json.dumps({"domain": "d", "descriptors": [descriptor]}).encode()
+    text = json.dumps({"domain": domain, "descriptors": [descriptor]}).encode()
     return read(text)
 
 
@@ -261,6 +270,11 @@ A = {"key": "a", "value": "b"}
         (b"\xff\xff", "malformed", "the request is no RateLimitRequest"),
         (b"\x0a\x02\xff\xfe", "malformed", "the request is no RateLimitRequest"),
         (b"", "no_domain", "domain is empty: name the domain of the rules to apply"),
+        (
+            one("d" * 4_097, entries=[A]),
+            "domain_too_long",
+            "domain has 4097 characters: at most 4096 are allowed",
+        ),
         (b"\x0a\x01d", "no_descriptors", "descriptors is empty: at least one is needed"),
         (
             b"\x0a\x01d" + b"\x12\x00" * 257,

@@ -1,5 +1,6 @@
 // The callers that are over, near or busy.
 
+import { about } from "./actions.js";
 import { get } from "./api.js";
 import { by, make, short } from "./dom.js";
 import { typed } from "./words.js";
@@ -13,16 +14,18 @@ export async function showCallers(told) {
   const same = order === told.order && window === told.window;
   const found = same ? told : await get("/counters", { order, window, limit: 15 });
   const rows = found.callers.map(row);
+  const focused = document.activeElement.closest("#caller-rows tr")?.dataset.key;
   by("caller-rows").replaceChildren(...rows);
+  rows.find(({ dataset }) => dataset.key === focused)?.querySelector("button")?.focus({ preventScroll: true });
   by("no-callers").hidden = rows.length > 0;
 }
 
 function row({ domain, rule, caller, key, limit, capacity, remaining, over, near, hits }) {
-  const name = make("th", { scope: "row", class: "name" }, caller ? typed(caller) : key);
+  const name = make("th", { scope: "row", class: "name" }, about(domain, caller), caller ? typed(caller) : key);
   name.append(make("div", { class: "source" }, `${domain}: ${rule}${limit ? `, ${limit}` : ""}`));
   const room = remaining === null ? "–" : `${short(remaining)} of ${short(capacity)}`;
   const cells = [short(hits), short(near), short(over), room];
-  return make("tr", {}, name, ...cells.map((cell, place) => make("td", { class: place === 2 && over ? "number bad" : "number" }, cell)));
+  return make("tr", { "data-key": key }, name, ...cells.map((cell, place) => make("td", { class: place === 2 && over ? "number bad" : "number" }, cell)));
 }
 
 for (const id of ["caller-order", "caller-window"]) {

@@ -1,7 +1,8 @@
 // The last denials, each with its reason.
 
+import { about } from "./actions.js";
 import { by, make } from "./dom.js";
-import { lasting } from "./words.js";
+import { clock, lasting, moment } from "./words.js";
 
 const MOST = 100;
 let paused = false;
@@ -12,6 +13,13 @@ by("pause").addEventListener("click", () => {
   by("pause").textContent = paused ? "Go on" : "Pause";
 });
 
+let patience = "time";
+
+/** Notes for how long the store is waited for. */
+export function showPatience(us) {
+  patience = `${us / 1000} ms`;
+}
+
 /** Puts denials, which are lines of the decision log, above those before. */
 export function showDenials(lines) {
   if (paused || !lines.length) return;
@@ -21,10 +29,10 @@ export function showDenials(lines) {
 }
 
 function item(said) {
-  const time = make("time", { datetime: said.time }, new Date(said.time).toLocaleTimeString());
+  const time = make("time", { datetime: said.time }, clock(said.time));
   const asked = said.descriptors?.[said.descriptor] ?? said.descriptors?.[0];
   const words = asked ? asked.entries.map(([key, value]) => (value ? `${key}=${value}` : key)).join(", ") : "a request";
-  return make("li", {}, time, make("b", {}, `${said.domain ?? ""} ${words}`), " ", make("span", { class: "soft" }, why(said)));
+  return make("li", {}, about(said.domain, asked?.entries), time, make("b", {}, `${said.domain ?? ""} ${words}`), " ", make("span", { class: "soft" }, why(said)));
 }
 
 /** The reason as a sentence. */
@@ -33,15 +41,24 @@ function why(said) {
   if (said.by === "count" && said.limit) {
     const { requests_per_unit: requests, unit, unit_multiplier: times } = said.limit;
     parts.push(`${requests} per ${times ? `${times} ${unit}s` : unit} are used up`);
-  } else if (said.by !== "count" && said.by !== "override") parts.push(`by ${said.by}`);
+  } else if (said.by === "local_cache") parts.push("over its limit, remembered");
+  else if (said.by === "policy") parts.push(byPolicy(said));
+  else if (said.by === "nothing") parts.push("refused before it was counted");
   if (said.code !== "OVER_LIMIT") parts.push(said.code);
   if (said.rule) parts.push(`rule ${said.rule}${said.source ? ` (${said.source})` : ""}`);
   if (said.reset_seconds) parts.push(`${lasting(said.reset_seconds)} to wait`);
-  for (const { kind, until, reason } of said.overrides ?? []) {
-    const end = until ? ` until ${new Date(until).toLocaleString()}` : "";
-    parts.push(`override ${kind}${end}${reason ? `: ${reason}` : ""}`);
+  for (const { kind, until, who, reason } of said.overrides ?? []) {
+    const end = until ? ` until ${moment(until)}` : "";
+    parts.push(`override ${kind}${end}${who ? ` by ${who}` : ""}${reason ? `: ${reason}` : ""}`);
   }
   if (said.caller) parts.push(`asked by ${said.caller}`);
   if (said.times > 1) parts.push(`${said.times} times`);
   return parts.join("; ");
+}
+
+/** What a failure policy has done, and why it was asked. */
+function byPolicy(said) {
+  const silent = `${said.store?.startsWith("redis") ? "Redis" : "the store"} gave no answer in ${patience}`;
+  if (said.used !== undefined) return `${silent}; the share that this process counts by itself is used up`;
+  return `${silent}; the rule's policy is ${said.code === "OVER_LIMIT" ? "closed" : "error"}`;
 }

@@ -2,14 +2,16 @@
 
 import { get } from "./api.js";
 import { by, make } from "./dom.js";
+import { lasting, moment, overrideText } from "./words.js";
 
 async function explain(event) {
   event.preventDefault();
   const place = by("explanation");
   try {
-    const descriptor = by("explain-descriptor").value;
-    const said = await get("/explain", { domain: by("explain-domain").value, descriptor });
-    place.replaceChildren(...told(said));
+    const asked = { domain: by("explain-domain").value, descriptor: by("explain-descriptor").value };
+    const inspects = event.submitter?.value === "inspect";
+    const said = await get(inspects ? "/inspect" : "/explain", asked);
+    place.replaceChildren(...(inspects ? standing(said) : told(said)));
   } catch (error) {
     place.replaceChildren(make("p", { class: "error" }, error.message));
   }
@@ -19,6 +21,22 @@ function* told(said) {
   yield make("p", {}, make("b", {}, said.why));
   if (said.limits.some((limit) => !said.why.includes(limit))) yield make("p", {}, `${said.rule} at ${said.source}: ${said.limits.join("; ")}`);
   yield make("ol", {}, ...said.steps.map(step));
+}
+
+/** How counters stand, as `ratelimit inspect` says it. */
+function* standing({ why, rule, source, counters, overrides }) {
+  yield make("p", {}, make("b", {}, counters.length ? `${rule} at ${source}` : why));
+  yield make("ul", {}, ...counters.map(counterItem));
+  yield make("ul", {}, ...overrides.map((each) => make("li", {}, `override ${overrideText(each)}`)));
+}
+
+function counterItem({ name, limit, unknown, count, remaining, over, ends, ends_seconds: seconds, by_override: deciders, rule_limit: ruled, grants }) {
+  const told = unknown ?? `${count} used, ${over ? "none" : remaining} left${ends ? `; ends in ${lasting(seconds)}, at ${moment(ends)}` : ""}`;
+  const item = make("li", {}, `${name ? `${name}: ` : ""}${limit}: ${told}`);
+  const lines = (deciders ?? []).map(({ kind, id }) => `decided by ${kind} ${id}; the rule has ${ruled}`);
+  for (const { id, hits, remaining: left, ends: end } of grants ?? []) lines.push(`grant ${id}: ${left ?? "an unknown number"} of ${hits} hits left, until ${moment(end)}`);
+  item.append(make("ul", { class: "soft" }, ...lines.map((line) => make("li", {}, line))));
+  return item;
 }
 
 function step({ entry: [key, value], how, taken, source, passed_over: passed }) {

@@ -44,3 +44,14 @@ export function secondsOf(text) {
   if (parts.map(([part]) => part).join("") !== text) throw new Error("write a duration as 90s, 2h or 1d12h");
   return parts.reduce((sum, [, number, unit]) => sum + number * SECONDS[unit], 0);
 }
+
+/** Times as the service says them elsewhere, too: in UTC. */
+export const clock = (time) => `${time.slice(11, 19)} UTC`;
+export const moment = (time) => `${time.slice(0, 10)} ${clock(time)}`;
+
+/** An override in words: what it does, until when, who made it and why. */
+export function overrideText({ kind, id, domain, entries, requests, hits, limit, until, who, reason }) {
+  const number = requests !== undefined ? `, ${requests} requests` : hits !== undefined ? `, ${hits} hits` : "";
+  const parts = [limit ? `, limit ${limit}` : "", until ? `, until ${moment(until)}` : "", who ? `, by ${who}` : "", reason ? `: ${reason}` : ""];
+  return `${kind} ${id}: ${domain} ${typed(entries)}${number}${parts.join("")}`;
+}

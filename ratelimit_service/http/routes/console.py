@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 
 from aiohttp import web
 
@@ -48,6 +49,24 @@ def routes(operating: Operating) -> Iterator[Route]:
     async def explained(request: AdminRequest) -> object:
         return _explained(operating, request.query)
 
+    async def denials(_: AdminRequest) -> object:
+        return {"denials": await feed.last_denials()}
+
+    async def status(_: AdminRequest) -> object:
+        snapshot = operating.snapshot()
+        problems = [each for each in operating.problems() if not each.hint]
+        rules_of = chain.from_iterable(each.rules for each in snapshot.domains.values())
+        rules = {
+            "domains": len(snapshot.domains),
+            "rules": len([True async for _ in slowly(rules_of)]),
+            "problems": [str(each) for each in problems[:_MOST_PROBLEMS]],
+            "unserved": sorted(snapshot.unserved),
+        }
+        return {**await feed.moment(), "rules": rules}  # not what each rule counted
+
+    yield Route("GET", "/status", "all that somebody on call asks first, of one second", status)
+    does = "the last denials that were noted, as lines of the decision log"
+    yield Route("GET", "/denials", does, denials)
     yield Route("GET", "/events", "what happens now, as server-sent events", events)
     yield Route("GET", "/tree", "the rules as a tree, and what is wrong with them", tree)
     yield Route(

@@ -6,7 +6,7 @@ worked out when these are compiled; of others it costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Plan
@@ -33,12 +33,14 @@ class Told:
 
     `outcomes` has one for each hit of each plan. `request` is there if an addition needs it.
     `lease` is the id of the leases that the request takes, empty if it takes none. `ban_us` is how
-    long a banned request is to wait, None if its bans have no end.
+    long a banned request is to wait, None if its bans have no end. `clock` is Unix time in
+    microseconds.
     """
 
     __slots__ = (
         "_statuses",
         "ban_us",
+        "clock",
         "lease",
         "outcomes",
         "plans",
@@ -54,7 +56,8 @@ class Told:
         outcomes: Sequence[Outcomes],
         settled: Settled,
         settings: Settings,
-        lease: bytes,
+        clock: Callable[[], int],
+        lease: bytes = b"",
         ban_us: int | None = None,
     ) -> None:
         self.request = request
@@ -62,6 +65,7 @@ class Told:
         self.outcomes = outcomes
         self.settled = settled
         self.settings = settings
+        self.clock = clock
         self.lease = lease
         self.ban_us = ban_us
         self._statuses: tuple[Status, ...] = ()

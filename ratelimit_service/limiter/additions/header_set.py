@@ -14,8 +14,8 @@ from ratelimit_service.stores import Outcomes
 
 __all__ = ["ChosenHeaders", "Foremost", "header_set_of"]
 
-Foremost = tuple[Limit, int, int]
-"""A limit, what remains of it, and the microseconds until there is more."""
+Foremost = tuple[Plan, Limit, int, int]
+"""A descriptor, its limit, what remains of it, and the microseconds until there is more."""
 
 _BY_SETTING: Final = {str(each): each for each in HeaderSet}
 
@@ -72,11 +72,17 @@ class ChosenHeaders:
         None if nothing was counted.
         """
         counted = [
-            (status.code is not Code.OVER_LIMIT, status.remaining, status.limit, status.reset_us)
-            for _, _, status in self._of(told)
+            (
+                status.code is not Code.OVER_LIMIT,
+                status.remaining,
+                planned,
+                status.limit,
+                status.reset_us,
+            )
+            for planned, _, status in self._of(told)
             if status.limit is not None and status.reset_us is not None
         ]
         if not counted:
             return None
-        _, remaining, limit, reset_us = min(counted, key=lambda each: each[:2])
-        return limit, remaining, reset_us
+        _, remaining, planned, limit, reset_us = min(counted, key=lambda each: each[:2])
+        return planned, limit, remaining, reset_us

@@ -12,19 +12,18 @@ from ratelimit_service.limiter.additions.denial_body import DenialBody
 from ratelimit_service.limiter.additions.ietf_headers import IetfHeaders
 from ratelimit_service.limiter.additions.lease import Lease
 from ratelimit_service.limiter.additions.quota import Quota
-from ratelimit_service.limiter.additions.reference_headers import ReferenceHeaders
 from ratelimit_service.limiter.additions.request_metadata import RequestMetadata
 from ratelimit_service.limiter.additions.soft import Soft
-from ratelimit_service.limiter.additions.x_ratelimit_headers import XRateLimitHeaders
-from ratelimit_service.model import Limit
+from ratelimit_service.limiter.additions.three_headers import ThreeHeaders
+from ratelimit_service.model import HeaderSet, Limit
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
 __all__ = ["ADDITIONS", "OF_BANS", "say", "speaking", "wanted"]
 
 ADDITIONS: Final[list[Addition]] = [
-    ReferenceHeaders(),
-    XRateLimitHeaders(),
+    ThreeHeaders(HeaderSet.REFERENCE, "RateLimit-", tells_wait=False),
+    ThreeHeaders(HeaderSet.X_RATELIMIT, "X-RateLimit-", tells_wait=True),
     IetfHeaders(),
     DenialBody(),
     RequestMetadata(),

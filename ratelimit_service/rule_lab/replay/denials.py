@@ -9,8 +9,9 @@ import datetime
 import glob
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,7 +38,10 @@ __all__ = [
     "decisions_about",
     "denial_of",
     "in_log",
+    "last_denials",
     "log_files",
+    "nearest_denial",
+    "noted_about",
     "sentence",
     "wanted_span",
 ]
@@ -107,21 +111,38 @@ def decisions_about(
     Lines that cannot be read are passed over. Raises LogError if a file cannot be read, or a log
     has lines and none of them is a decision.
     """
+    return _about(chain.from_iterable(map(_decisions, paths)), domain, entries, hashed)
+
+
+def noted_about(lines: Iterable[str], domain: str, entries: Sequence[Entry]) -> Evidence:
+    """What lines that a service has told have about a descriptor; no value is hashed there."""
+    return _about(_readable(lines), domain, entries, None)
+
+
+def _readable(lines: Iterable[str]) -> Iterator[LoggedDecision]:
+    for line in lines:
+        with suppress(BadDecisionError, NothingAskedError):
+            yield read_line(line, moment_us)
+
+
+def _about(
+    decisions: Iterable[LoggedDecision],
+    domain: str,
+    entries: Sequence[Entry],
+    hashed: HashValue | None,
+) -> Evidence:
     asked, in_hashes = tuple(entries), in_log(entries, hashed)
     found: deque[LoggedDecision] = deque(maxlen=_MOST_KEPT)
     first_us = last_us = 0
     some_hashed = False
-    for path in paths:
-        for decision in _decisions(path):
-            first_us = min(first_us or decision.at_us, decision.at_us)
-            last_us = max(last_us, decision.at_us)
-            is_hashed = "hashed" in decision.fields
-            some_hashed = some_hashed or is_hashed
-            wanted, request = in_hashes if is_hashed else asked, decision.request
-            if request.domain == domain and any(
-                each.entries == wanted for each in request.descriptors
-            ):
-                found.append(decision)
+    for decision in decisions:
+        first_us = min(first_us or decision.at_us, decision.at_us)
+        last_us = max(last_us, decision.at_us)
+        is_hashed = "hashed" in decision.fields
+        some_hashed = some_hashed or is_hashed
+        wanted, request = in_hashes if is_hashed else asked, decision.request
+        if request.domain == domain and any(each.entries == wanted for each in request.descriptors):
+            found.append(decision)
     by_time = sorted(found, key=lambda decision: decision.at_us)
     return Evidence(by_time, first_us, last_us, some_hashed)
 
@@ -219,18 +240,38 @@ def denial_of(decisions: Sequence[LoggedDecision], at: str = "") -> Denial | Non
 
     Raises SettingsError if `at` is no time.
     """
-    places = [place for place, each in enumerate(decisions) if _denied(each)]
+    places = _denials(decisions)
     if at:
         start_us, end_us = wanted_span(at, decisions[-1].at_us if decisions else 0)
         places = [place for place in places if start_us <= decisions[place].at_us < end_us]
     elif places:
         places = [_first_of_its_run(decisions, places)]
+    return _denial(decisions, places[0]) if places else None
+
+
+def nearest_denial(decisions: Sequence[LoggedDecision], at: str) -> Denial | None:
+    """The denial that is nearest to that time; None if there is none at all.
+
+    Raises SettingsError if `at` is no time.
+    """
+    places = _denials(decisions)
     if not places:
         return None
-    decision = decisions[places[0]]
+    wanted_us, _ = wanted_span(at, decisions[-1].at_us)
+    return _denial(decisions, min(places, key=lambda at: abs(decisions[at].at_us - wanted_us)))
+
+
+def _denials(decisions: Sequence[LoggedDecision]) -> list[int]:
+    """The places of those that denied."""
+    return [place for place, each in enumerate(decisions) if _denied(each)]
+
+
+def _denial(decisions: Sequence[LoggedDecision], place: int) -> Denial:
+    """The denial there, with those that came after it."""
+    decision = decisions[place]
     further, last_us = Counter({_decided_by(decision): decision.times - 1}), decision.at_us
     until_us = decision.at_us + _reset_us(decision)
-    for each in decisions[places[0] + 1 :]:
+    for each in decisions[place + 1 :]:
         if not _denied(each) or each.at_us > until_us:
             break
         further[_decided_by(each)] += each.times
@@ -265,7 +306,7 @@ def _reset_us(decision: LoggedDecision) -> int:
 def sentence(
     denial: Denial, asked: Sequence[Entry], now_us: int, hashed: HashValue | None = None
 ) -> str:
-    """The denial in words. Times are UTC; of another day than today the day is told.
+    """The denial in words. Times say that they are UTC; of another day than today it is told.
 
     `asked` are the entries that were asked about. `hashed` finds their values in a hashed log.
     """
@@ -298,6 +339,27 @@ def sentence(
     return said
 
 
+def last_denials(lines: Sequence[str], most: int, now_us: int) -> list[str]:
+    """The last denials in lines that a service has told, in words, the newest first.
+
+    Of each caller there is only the last.
+    """
+    said: dict[tuple[object, ...], str] = {}
+    for decision in reversed(list(_readable(lines))):
+        place = decision.fields.get("descriptor", 0)
+        descriptors = decision.request.descriptors
+        known = isinstance(place, int) and 0 <= place < len(descriptors)
+        entries = descriptors[place if known else 0].entries if descriptors else ()
+        caller = (decision.request.domain, entries)
+        if caller not in said:
+            denial = Denial(decision, Counter(), decision.at_us)
+            words = f"{path_text(entries)}: {sentence(denial, entries, now_us)}"
+            said[caller] = printable(f"{decision.request.domain} {words}")
+            if len(said) == most:
+                break
+    return list(said.values())
+
+
 def _decided_by(decision: LoggedDecision) -> str:
     return str(decision.fields.get("by", "count"))
 
@@ -326,7 +388,8 @@ def _overridden(fields: Mapping[str, object]) -> str:
         if isinstance(each, dict):
             until = f" until {in_seconds(str(each['until']))}" if "until" in each else ""
             reason = f": {each['reason']}" if "reason" in each else ""
-            told.append(f"{each.get('kind')} {each.get('id')}{until}{reason}")
+            who = f" by {each['who']}" if "who" in each else ""
+            told.append(f"{each.get('kind')} {each.get('id')}{until}{who}{reason}")
     return printable(f"by override ({'; '.join(told)})") if told else ""
 
 
@@ -365,4 +428,4 @@ def _clock(at_us: int, day_us: int) -> str:
     """A time of day, with its day if that is another one than this one."""
     moment = datetime.datetime.fromtimestamp(at_us // SECOND_US, datetime.UTC)
     same = at_us // _DAY_US == day_us // _DAY_US
-    return f"{moment:%H:%M:%S}" if same else f"{moment:%H:%M:%S on %Y-%m-%d}"
+    return f"{moment:%H:%M:%S} UTC" if same else f"{moment:%H:%M:%S} UTC on {moment:%Y-%m-%d}"

@@ -148,7 +148,7 @@ class World:
             )
         outcomes = iter(settled.outcomes)
         each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
-        decision = answer(request, plans, each, settled, self._settings, lease)
+        decision = answer(request, plans, each, settled, self._settings, lambda: at_us, lease)
         if decision.code is Code.OVER_LIMIT:
             note_unkept(plans, each, self.notes.setdefault)
         return _decided(decision, plans)

@@ -31,6 +31,7 @@ from ratelimit_service.service.questions.question import About, Deciding, Questi
 from ratelimit_service.service.questions.steering import (
     MOST_LISTED,
     ending_of,
+    lost_by,
     new_override_id,
     notes_of,
 )
@@ -71,13 +72,14 @@ async def _import_now(deciding: Deciding, about: About) -> object:
             ended += 1
             continue
         try:
-            noted = notes_of(deciding, override)
+            noted = await notes_of(deciding, override)
         except QuestionError as error:
             raise QuestionError(f"{_named(override)}: {error}", error.code) from error
         replaced = _replaced(deciding, override)
         if [replace(each, who=override.who) for each in replaced] == [override]:
             unchanged += 1
             continue
+        noted += lost_by(override, replaced)
         notes += [f"{_named(override)}: {note}" for note in noted]
         wishes.append(_Wish(override, replaced))
     gone = {each.id: each for wish in wishes for each in wish.replaced}

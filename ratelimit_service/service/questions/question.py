@@ -1,9 +1,8 @@
 """A question: what the admin listener asks of the processes that decide, and gets as JSON.
 
 The admin listener is in the process that was started. Counters, plans, local caches and sketches
-are in the processes that decide: that same process where it works alone, else the workers. So a
-route asks by name, and what answers runs where all of these are. Asked and answered are JSON, since
-they may go over the channel to a worker.
+are in the workers, which decide. So a route asks by name, and what answers runs where all of these
+are. Asked and answered are JSON, since they go over the channel to a worker.
 
 To add a question, write a file here with a function that answers, and add a line to `registry`.
 """

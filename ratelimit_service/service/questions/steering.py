@@ -53,7 +53,7 @@ from ratelimit_service.service.questions.question import About, Deciding, Questi
 from ratelimit_service.text.descriptors import format_descriptor
 from ratelimit_service.text.display import in_seconds
 
-__all__ = ["MOST_LISTED", "QUESTIONS", "ending_of", "new_override_id", "notes_of"]
+__all__ = ["MOST_LISTED", "QUESTIONS", "ending_of", "lost_by", "new_override_id", "notes_of"]
 
 MOST_LISTED: Final = 100
 """So many overrides are told at a time, so that nobody has to wait for it."""
@@ -106,9 +106,10 @@ async def _add_now(deciding: Deciding, about: About) -> object:
     override = await ending_of(deciding, _made(deciding, about))
     if not override.exact and deciding.overrides.patterns >= MAX_PATTERNS:
         raise too_many_patterns()
-    notes = notes_of(deciding, override)
+    notes = await notes_of(deciding, override)
     alike = deciding.overrides.alike(override.domain, override.entries)
     replaced = [each for each in alike if each.identity == override.identity]
+    notes += lost_by(override, replaced)
     audit = audit_line(deciding, about, "override", replaced, [override])
     await change(deciding, [override], [each.id for each in replaced], audit)
     return {
@@ -154,10 +155,10 @@ def _made(deciding: Deciding, about: About) -> Override:
     return override
 
 
-def notes_of(deciding: Deciding, override: Override) -> list[str]:
+async def notes_of(deciding: Deciding, override: Override) -> list[str]:
     """What who adds an override should know. Raises QuestionError if it could do nothing."""
     if not override.exact:
-        return _notes_of_pattern(deciding, override)
+        return await _notes_of_pattern(deciding, override)
     limits = _limits(deciding, override)
     if override.limit and limits and override.limit not in {each.name for each in limits}:
         names = ", ".join(each.name for each in limits if each.name) or "none of them has a name"
@@ -173,6 +174,24 @@ def notes_of(deciding: Deciding, override: Override) -> list[str]:
             for each in meant
         ]
     return notes
+
+
+def lost_by(override: Override, replaced: Sequence[Override]) -> list[str]:
+    """Says which overrides would have held for longer than the one that takes their place."""
+    if override.until_us is None:
+        return []
+    ends = in_seconds(time_text(override.until_us))
+    return [
+        f"{each.kind} {each.id}, which it replaces, would have held "
+        f"{_until(each)}: from {ends} on neither holds"
+        for each in replaced
+        if each.until_us is None or each.until_us > override.until_us
+    ]
+
+
+def _until(override: Override) -> str:
+    end_us = override.until_us
+    return "until it is removed" if end_us is None else f"until {in_seconds(time_text(end_us))}"
 
 
 def _limits(deciding: Deciding, override: Override) -> list[Limit]:
@@ -226,13 +245,12 @@ async def _limits_of_all(deciding: Deciding, override: Override) -> set[Limit]:
     return found
 
 
-def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
-    """Says if nothing can meet the pattern, and which exact overrides it does not touch.
+async def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
+    """Says if no limit can meet the pattern, and which exact overrides it does not touch.
 
     Of these as far as they are looked at.
     """
-    if override.domain not in deciding.snapshot().domains:
-        return [_unlimited(deciding, override)]
+    notes = [] if await _limits_of_all(deciding, override) else [_unlimited(deciding, override)]
     alone = DomainOverrides()
     alone.add(override)
     exact = (
@@ -246,9 +264,9 @@ def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
         if alone.meeting(each.entries, override.made_us)
     ]
     if not beaten:
-        return []
+        return notes
     more = f" and {len(beaten) - _MOST_NAMED} more" if len(beaten) > _MOST_NAMED else ""
-    return [f"exact overrides come before it: {', '.join(beaten[:_MOST_NAMED])}{more}"]
+    return [*notes, f"exact overrides come before it: {', '.join(beaten[:_MOST_NAMED])}{more}"]
 
 
 async def _remove(deciding: Deciding, about: About) -> object:

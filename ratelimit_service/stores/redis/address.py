@@ -66,14 +66,21 @@ class Login:
     password: str = field(default="", repr=False)
     password_file: str = ""
 
-    def read(self) -> str:
-        """The password that holds now. Raises StoreError if its file cannot be read."""
+    def read(self) -> tuple[str, str]:
+        """The user and the password that hold now. Raises StoreError if their file cannot be read.
+
+        A file may name the user, too, as user:password; a user outside of it counts more.
+        """
         if not self.password_file:
-            return self.password
+            return self.username, self.password
         try:
-            return read_whole(self.password_file).decode().rstrip("\r\n")
+            text = read_whole(self.password_file).decode().rstrip("\r\n")
         except (OSError, ValueError) as error:
             raise StoreError(f"the password file cannot be read: {reason(error)}") from error
+        if self.username or ":" not in text:
+            return self.username, text
+        user, _, password = text.partition(":")
+        return user, password
 
 
 @dataclass(frozen=True, slots=True)

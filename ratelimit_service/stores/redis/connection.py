@@ -304,7 +304,7 @@ async def open_connection(
     as long as the caller lets it.
     """
     loop = asyncio.get_running_loop()
-    password = address.login.read()
+    user, password = address.login.read()
     tls = await contexts.of(address.tls) if address.tls else None
     try:
         if address.path:
@@ -316,8 +316,7 @@ async def open_connection(
     connection.password = password
     commands: list[Command] = []
     if password:
-        user = (address.login.username,) if address.login.username else ()
-        commands.append(("AUTH", *user, password))
+        commands.append(("AUTH", user, password) if user else ("AUTH", password))
     if address.db:
         commands.append(("SELECT", address.db))
     commands += greetings

@@ -65,10 +65,9 @@ async def _asking(
         options |= {"ssl": True, "ssl_check_hostname": tls.check_hostname}
         files = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
         options |= {name: path for name, path in files.items() if path}
-    if password := sentinels.login.read():
-        options["password"] = password
-    if sentinels.login.username:
-        options["username"] = sentinels.login.username
+    user, password = sentinels.login.read()
+    options |= {"password": password} if password else {}
+    options |= {"username": user} if user else {}
     sentinel = Sentinel(  # type: ignore[no-untyped-call]
         list(endpoints),
         sentinel_kwargs={
@@ -113,6 +112,6 @@ async def _master(sentinel: Sentinel, sentinels: Sentinels) -> Address:
     try:
         host, port = await sentinel.discover_master(sentinels.name)
     except (RedisError, OSError) as error:
-        told = without(sentinels.login.read(), _CLIENT.sub("", str(error)))
+        told = without(sentinels.login.read()[1], _CLIENT.sub("", str(error)))
         raise StoreError(f"no address for {sentinels}: {told}") from error
     return replace(sentinels.master, host=host, port=int(port))

@@ -3,9 +3,11 @@
 //
 //	validate kustomize DIRECTORY
 //	validate helm CHART VALUES.yaml RELEASE NAMESPACE
+//	validate notes CHART VALUES.yaml RELEASE NAMESPACE
 //	validate objects FILE.yaml
 //
-// It prints the objects as YAML documents. Whatever Kubernetes would not know is an error.
+// It prints the objects as YAML documents; notes are what Helm says after it has installed them.
+// Whatever Kubernetes would not know is an error.
 package main
 
 import (
@@ -15,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"sort"
 
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
@@ -42,6 +45,7 @@ var kinds = map[string]func() any{
 	"networking.k8s.io/v1 NetworkPolicy":      func() any { return &networking.NetworkPolicy{} },
 	"policy/v1 PodDisruptionBudget":           func() any { return &policy.PodDisruptionBudget{} },
 	"v1 ConfigMap":                            func() any { return &core.ConfigMap{} },
+	"v1 Pod":                                  func() any { return &core.Pod{} },
 	"v1 Secret":                               func() any { return &core.Secret{} },
 	"v1 Service":                              func() any { return &core.Service{} },
 	"v1 ServiceAccount":                       func() any { return &core.ServiceAccount{} },
@@ -55,6 +59,11 @@ func main() {
 }
 
 func run(words []string) error {
+	if len(words) == 5 && words[0] == "notes" {
+		_, notes, err := helm(words[1], words[2], words[3], words[4])
+		fmt.Print(notes)
+		return err
+	}
 	rendered, err := rendered(words)
 	if err != nil {
 		return err
@@ -85,28 +94,29 @@ func rendered(words []string) ([]byte, error) {
 		}
 		return objects.AsYaml()
 	case len(words) == 5 && words[0] == "helm":
-		return helm(words[1], words[2], words[3], words[4])
+		objects, _, err := helm(words[1], words[2], words[3], words[4])
+		return objects, err
 	}
-	return nil, errors.New("say kustomize, helm or objects")
+	return nil, errors.New("say kustomize, helm, notes or objects")
 }
 
-func helm(path, values, release, namespace string) ([]byte, error) {
-	chart, err := loader.Load(path)
+func helm(directory, values, release, namespace string) ([]byte, string, error) {
+	chart, err := loader.Load(directory)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	given, err := chartutil.ReadValuesFile(values)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, Revision: 1, IsInstall: true}
 	all, err := chartutil.ToRenderValues(chart, given, options, chartutil.DefaultCapabilities)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	files, err := engine.Engine{Strict: true}.Render(chart, all)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	names := make([]string, 0, len(files))
 	for name := range files {
@@ -114,10 +124,15 @@ func helm(path, values, release, namespace string) ([]byte, error) {
 	}
 	sort.Strings(names)
 	var out bytes.Buffer
+	notes := ""
 	for _, name := range names {
+		if path.Base(name) == "NOTES.txt" {
+			notes = files[name]
+			continue
+		}
 		fmt.Fprintf(&out, "---\n%s\n", files[name])
 	}
-	return out.Bytes(), nil
+	return out.Bytes(), notes, nil
 }
 
 func check(document []byte) error {

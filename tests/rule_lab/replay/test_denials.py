@@ -71,8 +71,8 @@ def test_denial_at_a_time(log: Path, capsys: pytest.CaptureFixture[str]) -> None
 
     assert code == 0
     assert said == (
-        f"denied at 14:03:07 on {DAY} by `user` (rules/api.yaml:8): 20 a minute, 20 used, "
-        "53 s to wait; 14 further denials until 14:03:59\n"
+        f"denied at 14:03:07 UTC on {DAY} by `user` (rules/api.yaml:8): 20 a minute, 20 used, "
+        "53 s to wait; 14 further denials until 14:03:59 UTC\n"
     )
 
 
@@ -90,7 +90,7 @@ def test_kinds_of_denials(log: Path, capsys: pytest.CaptureFixture[str]) -> None
     _, as_json = why(capsys, log, lines, "--json")
 
     assert said.endswith(
-        "; 4 further denials until 14:03:11 "
+        "; 4 further denials until 14:03:11 UTC "
         "(1 by count, 2 by the local cache, 1 by failure policy)\n"
     )
     by = {"count": 1, "local_cache": 2, "policy": 1}
@@ -99,8 +99,8 @@ def test_kinds_of_denials(log: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_last_denial(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a time it is the last denial, or the first of those that it belongs to."""
-    assert why(capsys, log, MINUTE)[1].startswith(f"denied at 14:04:20 on {DAY} by `user`")
-    assert why(capsys, log, MINUTE[:-2])[1].startswith(f"denied at 14:03:07 on {DAY} by `user`")
+    assert why(capsys, log, MINUTE)[1].startswith(f"denied at 14:04:20 UTC on {DAY} by `user`")
+    assert why(capsys, log, MINUTE[:-2])[1].startswith(f"denied at 14:03:07 UTC on {DAY} by `user`")
 
 
 @pytest.mark.parametrize("at", ["14:02", f"{DAY}T14:03:08Z", "13:59:59"])
@@ -110,6 +110,23 @@ def test_no_denial(log: Path, capsys: pytest.CaptureFixture[str], at: str) -> No
 
     assert code == 1
     assert f"no denial of user=alice in api at {at}; it has 18 decisions about it" in said
+
+
+@pytest.mark.parametrize(
+    ("at", "nearest"),
+    [("14:02", "14:03:07"), ("14:04:05", "14:03:59"), ("14:04:15", "14:04:20")],
+)
+def test_nearest_denial(
+    log: Path, capsys: pytest.CaptureFixture[str], at: str, nearest: str
+) -> None:
+    """A time that has no denial shows the nearest one; programs are told none of another time."""
+    code, said = why(capsys, log, MINUTE, "--at", at)
+    _, as_json = why(capsys, log, MINUTE, "--at", at, "--json")
+
+    assert code == 1
+    assert said.startswith(f"denied at {nearest} UTC on {DAY} by `user`")
+    assert said.endswith("; the nearest:\n")
+    assert as_json.startswith(f"{log} has no denial")
 
 
 def test_what_the_log_has_instead(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,11 +154,11 @@ def test_denial_of_today() -> None:
     def said(now_us: int) -> str:
         return denials.sentence(denial, decisions[0].request.descriptors[0].entries, now_us)
 
-    assert said(denial.last_us).startswith("denied at 14:03:07 by `user`")
-    assert said(denial.last_us + day_us).startswith(f"denied at 14:03:07 on {DAY} by `user`")
-    assert said(denial.last_us + day_us).endswith("1 further denial until 14:03:59")
+    assert said(denial.last_us).startswith("denied at 14:03:07 UTC by `user`")
+    assert said(denial.last_us + day_us).startswith(f"denied at 14:03:07 UTC on {DAY} by `user`")
+    assert said(denial.last_us + day_us).endswith("1 further denial until 14:03:59 UTC")
     tomorrow = denial._replace(last_us=denial.last_us + day_us)
-    assert denials.sentence(tomorrow, (), 0).endswith("until 14:03:59 on 2025-11-23")
+    assert denials.sentence(tomorrow, (), 0).endswith("until 14:03:59 UTC on 2025-11-23")
 
 
 def test_rotation_while_the_log_is_opened(
@@ -163,7 +180,7 @@ def test_rotation_while_the_log_is_opened(
     monkeypatch.setattr(denials, "log_files", rotated)
     _, said = why(capsys, log, MINUTE[8:], "--at", "14:03")
 
-    assert "14 further denials until 14:03:59" in said
+    assert "14 further denials until 14:03:59 UTC" in said
 
 
 def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,14 +190,14 @@ def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -
 
     _, said = why(capsys, log, [], "--at", "14:03")
 
-    assert "14 further denials until 14:03:59" in said
+    assert "14 further denials until 14:03:59 UTC" in said
 
 
 def test_equal_decisions_count(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line that stands for several decisions counts as so many."""
     _, said = why(capsys, log, [line("14:03:07", times=3), line("14:03:09", times=4)])
 
-    assert "; 6 further denials until 14:03:09" in said
+    assert "; 6 further denials until 14:03:09 UTC" in said
 
 
 def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +214,7 @@ def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, said = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
 
     assert code == 0
-    assert said.startswith(f"denied at 14:03:07 on {DAY} by `user`")
+    assert said.startswith(f"denied at 14:03:07 UTC on {DAY} by `user`")
 
 
 def test_hashed_rules_are_told_in_the_words_of_who_asks(
@@ -221,7 +238,7 @@ def test_hashed_rules_are_told_in_the_words_of_who_asks(
         ({"by": "local_cache"}, "53 s to wait, known without asking the store"),
         (
             {"code": "UNAVAILABLE", "by": "policy"},
-            f" at 14:03:07 on {DAY}: the failure",
+            f" at 14:03:07 UTC on {DAY}: the failure",
         ),
         ({"limit": {"requests_per_unit": 5, "unit": "hour"}}, ": 5 an hour, 20 used"),
         ({"source": "xds://plane:1/edge@7"}, "by `user` (xds://plane:1/edge@7): 20 a minute"),
@@ -272,7 +289,7 @@ def test_file_that_is_not_there(log: Path, capsys: pytest.CaptureFixture[str]) -
     log.with_name(f"{log.name}.1").write_text(line("14:03:07"))
     arguments = ["why", "api", "user=alice", "--log", str(log)]
     assert ratelimit.main(arguments, standalone_mode=False) == 0
-    assert capsys.readouterr().out.startswith(f"denied at 14:03:07 on {DAY}")
+    assert capsys.readouterr().out.startswith(f"denied at 14:03:07 UTC on {DAY}")
 
     log.with_name(f"{log.name}.1").unlink()
     with pytest.raises(LogError, match=r"decisions\.jsonl cannot be read: No such file"):
@@ -289,8 +306,8 @@ def test_denial_by_an_override(log: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
 
     assert why(capsys, log, banned)[1] == (
-        f"denied at 14:03:00 on {DAY}: by override (ban ab12 until 2026-07-02T00:00:00Z: abuse); "
-        "2 further denials until 14:05:00\n"
+        f"denied at 14:03:00 UTC on {DAY}: by override "
+        "(ban ab12 until 2026-07-02T00:00:00Z: abuse); 2 further denials until 14:05:00 UTC\n"
     )
 
 

@@ -28,3 +28,9 @@ capabilities:
   drop:
     - ALL
 {{- end }}
+{{- define "ratelimit.account" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "ratelimit.name" .) "" .Values.serviceAccount.create) }}
+{{- end }}
+{{- define "ratelimit.clients" -}}
+{{ .Values.networkPolicy.clients | default (dict "ratelimit-client" "true") | toJson }}
+{{- end }}

@@ -1,7 +1,4 @@
-"""Every transport, by the name that `--transport` takes.
-
-Each is imported only where it is used.
-"""
+"""Every transport, by the name that `--transport` takes."""
 
 from __future__ import annotations
 

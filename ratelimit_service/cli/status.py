@@ -1,0 +1,138 @@
+"""`ratelimit status`: what somebody on call asks first, on one screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.top import page
+from ratelimit_service.text.display import count
+
+if TYPE_CHECKING:
+    from ratelimit_service.client.admin import AdminClient
+
+__all__ = ["status"]
+
+_MOST_PROBLEMS = 3
+_CALLERS = 5
+_DENIALS = 5
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@asks_admin
+def status(as_json: bool, admin: AdminClient) -> int:
+    """Show how the service does, on one screen: what somebody on call asks first.
+
+    Shown are its health, the servers of its store, its rules, decisions of one second, the share of
+    hits that a failure policy decided, overrides, the callers furthest over their limit, and the
+    last denials. It takes a second. Times are UTC.
+
+    Exits 0 if all is well, 1 if it does not serve or something is degraded.
+
+    Example: ratelimit status
+    """
+    told: Any = admin.get("/status")
+    faults = _faults(told)
+    if as_json:
+        click.echo(json.dumps({**told, "faults": faults}))
+    else:
+        for line in _lines(told, faults):
+            say_line(line)
+    return 0 if told["serving"] and not faults else 1
+
+
+def _faults(told: Any) -> dict[str, str]:
+    """What is degraded: as single processes know it, and then as the whole service does."""
+    faults: dict[str, str] = {}
+    for each in told["processes"]["deciding"]:
+        faults |= each["faults"]
+    faults |= told["faults"]
+    return faults
+
+
+def _lines(told: Any, faults: dict[str, str]) -> Iterator[str]:
+    well = "nothing is degraded" if not faults else "DEGRADED"
+    yield f"health     {told['phase'] if told['serving'] else 'NOT SERVING'}, {well}"
+    for component, why in faults.items():
+        yield f"           {component}: {why}"
+    yield f"store      {told['processes']['store']}"
+    yield from _shards(told["processes"]["deciding"])
+    yield f"processes  {_processes(told['processes'])}"
+    yield from _rules(told["rules"])
+    seconds = told["seconds"]
+    allowed, denied, refused = (round(told[name] / seconds) for name in ("ok", "over", "refused"))
+    late = told["p99_us"]
+    answered = "" if late is None else f"; 99 % answered within {late / 1_000:g} ms"
+    yield f"decisions  {allowed} a second allowed, {denied} denied, {refused} refused{answered}"
+    now = _share(told["hits_by_policy"], told["hits"])
+    since = _share(told["hits_by_policy_since_start"], told["hits_since_start"])
+    yield f"by policy  {now} of the hits of this second, {since} since the start"
+    yield f"overrides  {told['overrides']} in force"
+    yield ""
+    callers = told["callers"]
+    yield from page({**callers, "callers": callers["callers"][:_CALLERS]})
+    yield ""
+    yield from _denials(told["denials"])
+
+
+def _shards(deciding: Any) -> Iterator[str]:
+    """The servers of the store, each as the process sees it that sees it worst."""
+    worst: dict[tuple[str, str], Any] = {}
+    for process in deciding:
+        for shard in process["shards"]:
+            known = worst.setdefault((shard["kind"], shard["name"]), shard)
+            if _badness(shard) > _badness(known):
+                worst[shard["kind"], shard["name"]] = shard
+    for (kind, name), shard in worst.items():
+        state = f"connected to {shard['address']}" if shard["address"] else "AWAY"
+        breaker = ", breaker OPEN" if shard["breaker_open"] else ""
+        trip = shard["round_trip_us"]
+        last = "" if trip is None else f", last round trip {trip / 1_000:g} ms"
+        yield f"           {kind} {name}: {state}{breaker}{last}"
+
+
+def _badness(shard: Any) -> tuple[bool, bool, int]:
+    return not shard["address"], shard["breaker_open"], shard["round_trip_us"] or 0
+
+
+def _processes(processes: Any) -> str:
+    supervisor = processes["supervisor"]
+    workers = supervisor["workers"]
+    running = f"{count(len(workers), 'worker')}" if workers else "one process"
+    states = sorted({worker["state"] for worker in workers})
+    error = supervisor.get("restart_error")
+    words = [running, *states, f"version {supervisor['version']}", *([error] if error else [])]
+    return ", ".join(words)
+
+
+def _rules(rules: Any) -> Iterator[str]:
+    problems = rules["problems"]
+    wrong = count(len(problems), "PROBLEM") if problems else "no problem"
+    known = f"{count(rules['rules'], 'rule')} in {count(rules['domains'], 'domain')}"
+    yield f"rules      {known}, {wrong}"
+    for domain in rules["unserved"]:
+        yield f"           {domain} is not served: its rules never loaded"
+    for problem in problems[:_MOST_PROBLEMS]:
+        yield f"           {problem}"
+    if len(problems) > _MOST_PROBLEMS:
+        yield f"           and {len(problems) - _MOST_PROBLEMS} more: see ratelimit lint"
+
+
+def _share(some: int, all_: int) -> str:
+    return f"{100 * some / all_:.1f} %" if all_ else "none"
+
+
+def _denials(lines: Any) -> Iterator[str]:
+    """The last denials of different callers, the newest first."""
+    from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay.denials import last_denials  # noqa: PLC0415
+
+    said = last_denials(lines, _DENIALS, now_us())
+    yield "the last denials" if said else "no denial was noted just now: look again"
+    yield from said
