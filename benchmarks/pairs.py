@@ -29,11 +29,13 @@ Row = tuple[str, Load]
 """A shape of calls, and how many."""
 
 ROWS: dict[str, Row] = {
+    "one at a time": ("hot", Load(3_000, 1, 1)),
+    "ten in flight": ("hot", Load(10_000, 1, 10)),
+    "100 connections of two": ("hot", Load(20_000, 100, 2)),
     "hot": ("hot", Load()),
     "uniform": ("uniform", Load()),
     "zipf": ("zipf", Load()),
     "traced": ("traced", Load()),
-    "one at a time": ("hot", Load(3_000, 1, 1)),
 }
 
 

@@ -277,7 +277,8 @@ class Turns:
         If anything else waits for its turn, the step waits as well, as for `go_on`.
         """
         started = elapsed_us()
-        if self._waiting or self._may_step or not self._rested(started):
+        busy = self._others or self._asking_little or self._begun or self._steps
+        if (busy and (self._waiting or self._may_step)) or not self._rested(started):
             self.go_on(step, shares=shares)
             return
         if self._before_write is None:
@@ -285,7 +286,9 @@ class Turns:
             try:
                 step()
             finally:
-                self._end_turn(self._before_write)
+                if self._before_write:
+                    self._end_turn(self._before_write)
+                self._before_write = None
         else:  # within a turn, which has an end of its own
             step()
         self._ended_us = elapsed_us()
@@ -329,7 +332,10 @@ class Turns:
         waiting.used_us = max(waiting.used_us, self._least_us)
         if not (self._others or self._asking_little or self._steps or self._begun):
             self._least_us = waiting.used_us
-            if not waiting.dear and self._rested(now_us) and not self._handled(waiting, now_us):
+            # Each microsecond of rest makes up for three of handling.
+            self._lately_us = max(0, self._lately_us - 3 * (now_us - self._ended_us))
+            rested = self._lately_us < _AT_ONCE_US and not self._taken
+            if rested and not waiting.dear and not self._handled(waiting, now_us):
                 return
         self._push(waiting)
         if not self.scheduled:

@@ -55,11 +55,12 @@ class Connection:
         """Calls of any other method are refused. `memory` is what all connections share."""
         self.life = life = Life()
         self.budget = budget = Budget(memory or Memory())
-        self._output: list[bytes] = []
+        self.output: list[bytes] = []
+        """What is to be written."""
         headers = HeaderReader()
         self.callers = Callers(headers)
-        self.streams = streams = OpenStreams(methods, life, budget, self._output)
-        self.sender = sender = Sender(streams, life, budget, self._output)
+        self.streams = streams = OpenStreams(methods, life, budget, self.output)
+        self.sender = sender = Sender(streams, life, budget, self.output)
         self._control = control = Control(sender, streams, headers, life, budget)
         self._receiver = Receiver(
             methods, sender, streams, control, headers, self.callers, life, budget
@@ -184,8 +185,8 @@ class Connection:
 
     def take_output(self) -> bytes:
         """Takes the bytes to write, which are then forgotten here."""
-        output = b"".join(self._output)
-        self._output.clear()
+        output = b"".join(self.output)
+        self.output.clear()
         return output
 
     def ping(self) -> None:

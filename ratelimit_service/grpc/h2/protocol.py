@@ -430,7 +430,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Writes the answers to the pieces of this turn."""
         if self._handled:
             self._handled = self.flushing = False
-            if not (self.drawing.begun and self._says_more_soon()):
+            connection = self.connection
+            silent = not connection.output and not connection.life.closing
+            if not (silent or (self.drawing.begun and self._says_more_soon())):
                 self.flush()
 
     def _says_more_soon(self) -> bool:

@@ -170,7 +170,8 @@ class Receiver:
         end, and what they have cost; 0 and 0 if nothing was taken, because something is not usual.
         """
         streams, block = self._streams, data[at + FRAME_HEAD_BYTES : stop]
-        head = self._usual_head if block == self._usual_block else self._head_of(block)
+        usual = block == self._usual_block
+        head = self._usual_head if usual else self._head_of(block)
         room = MAX_STREAMS - len(streams.open) - len(streams.begun)
         if head is None or room <= 0 or not stream_id & 1:
             return 0, 0
@@ -179,12 +180,18 @@ class Receiver:
         caller = self._callers.of(block) if self._callers.wanted else None
         if data.startswith(_MESSAGE_FOLLOWS, stop + 3):
             most = min(room, left_us // PIECE_US or 1)
-            whole = runs.usual_calls(data, at, block, streams.latest, most)
+            if usual or caller is not None:
+                whole = runs.usual_calls(data, at, block, streams.latest, most)
+            else:
+                recall = self._headers.recall
+                whole = runs.varied_calls(data, at, recall, head, streams.latest, most)
             end, stream_ids, messages = whole
             count = len(stream_ids)
             if count:
                 streams.hand_on(stream_ids)
-                self._consume(end - at - count * (2 * FRAME_HEAD_BYTES + len(block)))
+                self._consumed += sum(map(len, messages)) + count * PREFIX_BYTES
+                if self._consumed > CONNECTION_WINDOW // 2:
+                    self._consume(0)
                 if events or caller is not None:
                     _add(events, head, stream_ids, messages, caller)
                 else:

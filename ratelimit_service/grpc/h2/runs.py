@@ -9,7 +9,7 @@ state. What must not live here: what becomes of calls.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -19,15 +19,19 @@ from ratelimit_service.grpc.h2.frames import (
     END_STREAM,
     FRAME_HEAD_BYTES,
     HEADERS,
+    MAX_FRAME_SIZE,
     MAX_WINDOW,
     STREAM_AT,
+    WHOLE_HEADERS,
     ErrorCode,
     head_start,
     rst_stream,
+    split_head,
 )
+from ratelimit_service.grpc.h2.head import Head
 from ratelimit_service.grpc.h2.messages import PREFIX_BYTES
 
-__all__ = ["refusals", "usual_calls"]
+__all__ = ["refusals", "usual_calls", "varied_calls"]
 
 _REFUSAL: Final = rst_stream(0, ErrorCode.ENHANCE_YOUR_CALM)
 _REFUSAL_HEAD: Final = _REFUSAL[:5]
@@ -76,6 +80,59 @@ def usual_calls(
         messages.append(data[begin:after])
         last, at = stream, after
     return at, streams, messages
+
+
+def varied_calls(
+    data: bytes,
+    start: int,
+    head_of: Callable[[bytes], Head | None],
+    head: Head,
+    last_stream_id: int,
+    most: int,
+) -> tuple[int, list[int], list[bytes]]:
+    """As `usual_calls`, with any header blocks that have this head, as those of callers who trace.
+
+    `head_of` tells the head of a block that can be told without reading it.
+    """
+    at, end, last = start, len(data), last_stream_id
+    streams: list[int] = []
+    messages: list[bytes] = []
+    while at + FRAME_HEAD_BYTES <= end and len(streams) < most:
+        numbers: tuple[int, int, int, int] = split_head(data, at)
+        high, length, kind_and_flags, stream = numbers
+        begin = at + FRAME_HEAD_BYTES
+        stop = begin + length
+        if (
+            kind_and_flags != WHOLE_HEADERS
+            or high
+            or stop + _MESSAGE_HEAD.size > end
+            or not last < stream <= MAX_WINDOW
+            or not stream & 1
+        ):
+            break
+        found: tuple[int, int, int, int, int, int] = _MESSAGE_HEAD.unpack_from(data, stop)
+        its_high, its_length, its_kind_and_flags, its_stream, packed, size = found
+        begins, after = stop + _MESSAGE_HEAD.size, stop + _MESSAGE_HEAD.size + size
+        if (
+            its_kind_and_flags != END_STREAM
+            or its_stream != stream
+            or its_high
+            or packed
+            or its_length != PREFIX_BYTES + size
+            or its_length > USUAL_BYTES - FRAME_HEAD_BYTES
+            or after > end
+            or length > MAX_FRAME_SIZE
+            or head_of(data[begin:stop]) is not head
+        ):
+            break
+        streams.append(stream)
+        messages.append(data[begins:after])
+        last, at = stream, after
+    return at, streams, messages
+
+
+_MESSAGE_HEAD: Final = struct.Struct(">BHHIBI")
+"""The head of a DATA frame, and of the message in it."""
 
 
 @lru_cache(maxsize=64)

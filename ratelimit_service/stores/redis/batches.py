@@ -196,7 +196,7 @@ class Batches:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
         self._queues[batch.rank].append(batch)
-        if not self._sending and batch.rank < self._below:
+        if not self._sending and (not any(self._in_flight) or batch.rank < self._below):
             self._sending = True
             self._turns.before_write(self._send)
 
@@ -268,7 +268,7 @@ class Batches:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
         while any(self._queues):
-            below = self._below
+            below = self._below if any(self._in_flight) else RANKS
             if not any(self._queues[:below]):
                 return
             connection = self._server.connection
@@ -426,7 +426,7 @@ class Batches:
             self._bugs.note("a reply from Redis could not be handled", error)
             for batch, indexes in call.indexes:
                 self._fail(batch, indexes, "internal")
-        if not self._sending:
+        if not self._sending and any(self._queues):
             self._send()
 
     def _wants_text(self, connection: RedisConnection, error: hiredis.ReplyError) -> bool:
@@ -453,7 +453,7 @@ class Batches:
         """Notes whether the server waits for this process, or the other way round."""
         if not connection.caught_up:
             self._most_in_flight = max(_IN_FLIGHT, self._most_in_flight - 1)
-        elif self._most_in_flight < _MAX_IN_FLIGHT and self._fills_a_call:
+        elif self._most_in_flight < _MAX_IN_FLIGHT and any(self._queues) and self._fills_a_call:
             self._most_in_flight += 1
 
     def _learn(self, took_us: int) -> None:
