@@ -26,8 +26,9 @@ import redis
 from benchmarks.profile import RULES, Process
 from ratelimit_service import compiled, limiter, wire
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
-from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.connection import Connection
+from ratelimit_service.grpc.h2 import frames, runs
+from ratelimit_service.grpc.h2.receiving import Receiver
+from ratelimit_service.grpc.h2.sending import Sender
 from ratelimit_service.limiter import Planner, compiler
 from ratelimit_service.model import SECOND_US, CounterSpec, Hit
 from ratelimit_service.service import answering
@@ -44,6 +45,8 @@ Changes = Mapping[tuple[Any, str], object]
 """What stands in the place of what, by its owner and name."""
 
 NONE: Changes = {}
+APART: Changes = {(runs, "usual_calls"): lambda *given: (given[1], [], [])}
+"""With this each frame of a call is read by itself."""
 SETTLED: Changes = {
     (script, "_LEADS"): [(count | 0x8000).to_bytes(2, "big") for count in range(64)]
 }
@@ -63,9 +66,9 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("_whole_call", "hot", {(Connection, "_whole_call"): lambda *_: 0}),
-    Way("_more_calls", "hot", {(Connection, "_more_calls"): lambda *given: (given[2], 0)}),
-    Way("answer_whole", "hot", {(Connection, "answer_whole"): lambda *_: 0}),
+    Way("usual_calls", "hot", APART),
+    Way("begun", "hot", {(Receiver, "_calls"): lambda *_: (0, 0)}, APART),
+    Way("answer_whole", "hot", {(Sender, "answer_whole"): lambda *_: 0}),
     Way("PlanTemplate.plan", "new", {(Planner, "template"): lambda *_: None}),
     Way(
         "plain_entries, plan_alone",

@@ -67,7 +67,6 @@ NAVIGATION = {
         "architecture/counting",
         "architecture/redis",
         "architecture/time",
-        "architecture/clients",
         "architecture/rules",
         "architecture/watching",
         "architecture/processes",

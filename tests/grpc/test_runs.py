@@ -57,7 +57,8 @@ def walked(data: bytes, last: int) -> tuple[int, list[int], list[bytes]]:
                 return at, streams, found
             if kind == FrameType.HEADERS and payload != BLOCK:
                 return at, streams, found
-        whole = payload[:5] == b"\0" + (len(payload) - 5).to_bytes(4, "big")
+        size = (len(payload) - 5).to_bytes(4, "big", signed=True)
+        whole = payload[:5] == b"\0" + size
         if not whole or len(payload) > LONGEST:
             return at, streams, found
         if stream_id % 2 == 0 or not last < stream_id <= MAX_WINDOW:

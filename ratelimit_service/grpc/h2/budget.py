@@ -86,6 +86,6 @@ class Budget:
         return held > HELD_BYTES or (memory.held > memory.most and held > memory.share)
 
     def forget(self) -> None:
-        """Ends the account: the connection is gone, and nothing is kept for it."""
+        """Forgets what is kept: the connection is gone."""
         self._memory.held -= self.held
         self.held = 0

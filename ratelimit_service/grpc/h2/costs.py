@@ -5,7 +5,7 @@ unit's cost is the CPU time of the dearest kind of its work, interpreted, on a c
 60,000 calls a second. A frame is measured as if it came in a read of its own, with its answer and
 the system's work for both. Values are rounded up; compiled all of it costs less. Budgets and
 allowances (the first three) are choices: what real clients need, with room. What must not live
-here: what happens when a budget is spent (`account`).
+here: what happens when a budget is spent (`budget`).
 
 Callers that give up are no attackers. Envoy cancels a call after its timeout, and while something
 hangs it cancels all that are under way, 4,000 at most. One costs 20 us if its headers are known,
@@ -33,8 +33,7 @@ FRAME_US: Final = 10
 """Any frame that is no part of a call: PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA, …"""
 
 RUN_FRAME_US: Final = 3
-"""A reset or a wider window in a run of them, or among calls that there is no time for: what it
-takes of a turn."""
+"""A reset or a wider window between usual calls: what it takes of a turn."""
 
 HEADERS_US: Final = 10
 """A HEADERS frame, without its fields. What the headers of a call cost is charged only if the call
