@@ -26,7 +26,7 @@ SAID = {
     "api-key": [DENIED, DENIED],
     "concurrency": [DENIED, PASSES, PASSES],
     "llm-budget": [PASSES, DENIED, DENIED],
-    "login": [DENIED],
+    "login": [DENIED, PASSES],
     "tiers": [PASSES, DENIED, PASSES],
     "two-limits": [DENIED],
 }
