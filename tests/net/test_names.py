@@ -62,8 +62,7 @@ async def test_more_names_than_are_looked_up(resolver: Resolver) -> None:
     """So many names are looked up at a time; others are refused at once until there is room."""
     names = Names(resolver.look_up)
     waiting = [
-        asyncio.ensure_future(names.addresses(f"slow{number}.example", 80))
-        for number in range(64)
+        asyncio.ensure_future(names.addresses(f"slow{number}.example", 80)) for number in range(64)
     ]
     await asyncio.sleep(0)
 
