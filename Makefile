@@ -16,13 +16,14 @@ ARGS ?=
 STEP = echo "$(1), step $(2): $(3)" &&
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
+.PHONY: help install install-compiled run lint format unit test test-compiled check bench bench-stalls \
 	faults abuse costs clients proto docs site release-notes lock tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
+	@echo "make unit      run the tests that need no server and no program, in two to three minutes; ARGS=\"-k name\" for some"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
 	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, leftovers"
@@ -63,6 +64,9 @@ lint: $(VENV)/.developing
 format: $(VENV)/.developing
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
+
+unit: $(VENV)/.developing
+	@$(BIN)/pytest --unit --quiet -r fE $(ARGS)
 
 test: $(VENV)/.developing tools
 	@echo "running the tests"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +23,54 @@ from tests.servers.redis import RedisServer
 # A machine that is busy breaks no law.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+settings.register_profile("unit", settings.get_profile("untimed"), max_examples=10)
+
+_PROGRAMS = {"multiprocessing", "socket", "subprocess"}
+_WHOLE = re.compile(r"tests\.servers\.|tests\.grpc\.(?!test_|taken_turns|places)")
+"""Servers of all kinds, and what plays both ends of a gRPC connection."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--unit", action="store_true", help="only what needs no server, no program")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
+    """With --unit only tests are left that name nothing large, nor do their fixtures."""
+    if config.getoption("--unit"):
+        settings.load_profile("unit")
+        others = {item for item in items if _large(item.function, *_fixtures(item))}
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
+
+
+def _fixtures(item: pytest.Function) -> Iterator[object]:
+    found = item._fixtureinfo.name2fixturedefs
+    return (each[-1].func for name, each in found.items() if name != _as_it_was.__name__)
+
+
+@functools.cache
+def _large(*functions: object) -> bool:
+    """Whether they, or what they name of the tests' own, name a whole server or a program."""
+    left, seen = list(functions), set[object]()
+    while left:
+        used = left.pop()
+        home = str(used.__name__ if inspect.ismodule(used) else getattr(used, "__module__", ""))
+        if home in _PROGRAMS or _WHOLE.match(home):
+            return True
+        if home.startswith("tests.") and isinstance(used, type | FunctionType) and used not in seen:
+            seen.add(used)
+            if isinstance(used, type):
+                left += vars(used).values()
+            else:
+                left += map(used.__globals__.get, _names(used.__code__))
+    return False
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def pytest_report_header() -> str:
@@ -27,6 +79,8 @@ def pytest_report_header() -> str:
 
 def need(program: str, how: str) -> None:
     """Skips a test that needs a program, or a directory, not here; fails it where CI is set."""
+    if settings.get_current_profile_name() == "unit":
+        pytest.skip(f"{program} is not asked for with --unit")
     if shutil.which(program) is None and not Path(program).is_dir():
         message = f"{program} is missing: {how}"
         if os.environ.get("CI"):

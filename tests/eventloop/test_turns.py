@@ -152,7 +152,7 @@ async def test_who_asks_little_has_half_of_each_turn(clock: Time, us: int, calls
 
     for number in range(1, 21):
         before = sum(each.pieces for each in busy)
-        held._turn()
+        take_turn(held)
         assert caller.pieces >= 9 * number
         assert sum(each.pieces for each in busy) > before
 
@@ -169,7 +169,7 @@ async def test_others_have_half_of_a_turn_while_somebody_asks_little(clock: Time
 
     def handled() -> int:
         before = sum(each.pieces for each in busy)
-        held._turn()
+        take_turn(held)
         return sum(each.pieces for each in busy) - before
 
     whole = handled()
@@ -196,7 +196,7 @@ async def test_a_dear_piece_beside_who_asks_little(clock: Time) -> None:
     had = []
     for _ in range(20):
         pieces, others = caller.pieces, sum(each.pieces for each in large)
-        held._turn()
+        take_turn(held)
         had.append((caller.pieces > pieces, sum(each.pieces for each in large) - others))
 
     assert had == [(False, 1), (True, 0)] * 10
@@ -219,7 +219,7 @@ async def test_who_asks_little(clock: Time, us: int, calls: int, late: bool, lit
     client.late = late
     held.add(client, clock.us)
     while client.pieces < 3:
-        held._turn()
+        take_turn(held)
 
     assert client.little_pieces == (little and client.pieces)
 
@@ -237,7 +237,7 @@ async def test_late_clients_are_visited_equally_often(clock: Time, us: int) -> N
         held.add(each, clock.us)
 
     for _ in range(200):
-        held._turn()
+        take_turn(held)
 
     pieces = [each.pieces for each in clients]
     assert 20 * (max(pieces) - min(pieces)) <= max(pieces)
@@ -252,7 +252,7 @@ async def test_a_late_client_that_takes_long_has_its_share(clock: Time) -> None:
         held.add(each, clock.us)
 
     for _ in range(200):
-        held._turn()
+        take_turn(held)
 
     assert all(abs(each.pieces - 4 * greedy.pieces) <= 8 for each in others)
 
@@ -280,7 +280,7 @@ async def test_how_many_steps_come_before_pieces(
 
     go_on()
     while client.pieces < 20:
-        held._turn()
+        take_turn(held)
 
     assert [done.count(pieces) for pieces in range(20)] == [between] * 20
 
@@ -304,7 +304,7 @@ async def test_what_is_said_in_a_turn_is_written_before_the_next(clock: Time) ->
         said.append("that")
 
     held.go_on(step)
-    held._turn()
+    take_turn(held)
 
     assert said == ["this", "that"]
     assert list(map(type, told)) == [ZeroDivisionError]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ratelimit_service.net.names import _MOST, Addresses, Names
+from ratelimit_service.net.names import Addresses, Names
 
 ADDRESS: Addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 80))]
 
@@ -62,15 +62,14 @@ async def test_more_names_than_are_looked_up(resolver: Resolver) -> None:
     """So many names are looked up at a time; others are refused at once until there is room."""
     names = Names(resolver.look_up)
     waiting = [
-        asyncio.ensure_future(names.addresses(f"slow{number}.example", 80))
-        for number in range(_MOST)
+        asyncio.ensure_future(names.addresses(f"slow{number}.example", 80)) for number in range(64)
     ]
     await asyncio.sleep(0)
 
     with pytest.raises(OSError, match="64 other names are looked up already"):
         await names.addresses("known.example", 80)
     resolver.answers.set()
-    assert await asyncio.gather(*waiting) == [ADDRESS] * _MOST
+    assert await asyncio.gather(*waiting) == [ADDRESS] * 64
     assert await names.addresses("known.example", 80) == ADDRESS
 
 

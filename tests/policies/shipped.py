@@ -51,6 +51,10 @@ def configured() -> Config:
     """The shipped configuration with a virtual host for each policy, and with patience."""
     config = shipped_config()
     ratelimit_filter(config)["timeout"] = "5s"
+    mcp = {"@type": "type.googleapis.com/envoy.extensions.filters.http.mcp.v3.Mcp"}
+    http_manager(config)["http_filters"].insert(
+        0, {"name": "envoy.filters.http.mcp", "typed_config": mcp}
+    )
     http_manager(config)["route_config"]["virtual_hosts"] = [
         {
             "name": policy.name,
@@ -74,10 +78,10 @@ class Client:
         """Charges hits directly if there is room, so that fewer have to be asked for."""
         assert self._service.decide(self._policy, hits, **entries).status in {200, 429}
 
-    def ask(self, path: str, method: str = "GET", **headers: str) -> int:
+    def ask(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> int:
         """The status of a request; `x_user="a"` is the header `x-user: a`."""
         named = {key.replace("_", "-"): value for key, value in headers.items()}
-        self._connection.request(method, path, headers={"host": self._policy, **named})
+        self._connection.request(method, path, body, headers={"host": self._policy, **named})
         with self._connection.getresponse() as response:
             response.read()
             return response.status

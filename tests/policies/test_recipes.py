@@ -24,9 +24,11 @@ PASSES, DENIED = "OK", "OVER_LIMIT"
 SAID = {
     "addresses": [PASSES, DENIED],
     "api-key": [DENIED, DENIED],
+    "elastic": [PASSES, PASSES, DENIED, PASSES],
     "concurrency": [DENIED, PASSES, PASSES],
     "llm-budget": [PASSES, DENIED, DENIED],
-    "login": [DENIED],
+    "login": [DENIED, PASSES],
+    "mcp": [PASSES, DENIED, PASSES],
     "tiers": [PASSES, DENIED, PASSES],
     "two-limits": [DENIED],
 }

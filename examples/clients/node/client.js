@@ -6,11 +6,9 @@ const grpc = require("@grpc/grpc-js");
 const loader = require("@grpc/proto-loader");
 
 const DEADLINE_MS = 1000;
-const PROTO = path.join(__dirname, "..", "..", "..", "proto");
 
-// The client is made of the .proto files when the program starts.
-const definition = loader.loadSync("envoy/service/ratelimit/v3/rls.proto", {
-  includeDirs: [PROTO],
+// The client is made of the .proto file when the program starts.
+const definition = loader.loadSync(path.join(__dirname, "ratelimit.proto"), {
   enums: String,
   longs: Number,
   defaults: true,
