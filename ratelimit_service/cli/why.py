@@ -83,6 +83,7 @@ def why(
 
     Example: ratelimit why api user=alice --at 14:03 --log decisions.jsonl --now
     """
+    from ratelimit_service.decision_log.key import hash_of, read_key  # noqa: PLC0415
     from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.denials import (  # noqa: PLC0415
         decisions_about,
@@ -90,7 +91,6 @@ def why(
         nearest_denial,
         sentence,
     )
-    from ratelimit_service.service.decision_key import hash_of, read_key  # noqa: PLC0415
 
     asked = parse_descriptor(descriptor)
     query = {"domain": domain, "descriptor": format_descriptor(asked)}

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from ratelimit_service import __version__, compiled
+from ratelimit_service.decision_log.scribe import DecisionScribe
 from ratelimit_service.errors import RateLimitError, RulesError, TransportError
 from ratelimit_service.http import HttpPort, Operating
 from ratelimit_service.metrics import Metrics, Sources
@@ -34,7 +35,6 @@ from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.cpus import usable_cpus
-from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.process import collect, spare_the_old

@@ -1,4 +1,4 @@
-"""Our own decision log as a source of requests: `service.decision_line` has its lines."""
+"""Our own decision log as a source of requests: `decision_log.line` has its lines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ratelimit_service.model import Code, Descriptor, Request, new_tuple
-from ratelimit_service.rule_lab.replay.json_lines import asked_entries, decisions
-from ratelimit_service.rule_lab.replay.logs import Lines, by_parts
-from ratelimit_service.rule_lab.replay.recorded import Block, Known, Moments, RecordedRequest
-from ratelimit_service.service.decision_line import (
+from ratelimit_service.decision_log.line import (
     BadDecisionError,
     NothingAskedError,
     read_line,
     read_request,
 )
+from ratelimit_service.model import Code, Descriptor, Request, new_tuple
+from ratelimit_service.rule_lab.replay.json_lines import asked_entries, decisions
+from ratelimit_service.rule_lab.replay.logs import Lines, by_parts
+from ratelimit_service.rule_lab.replay.recorded import Block, Known, Moments, RecordedRequest
 from ratelimit_service.text.display import count
 
 __all__ = ["AskedText", "DecisionLogReader"]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_service.decision_log.line import hashed_value, line_of, read_line
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.model import Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader
 from ratelimit_service.rule_lab.replay.logs import Lines
 from ratelimit_service.rule_lab.replay.recorded import moment_us
 from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
-from ratelimit_service.service.decision_line import hashed_value, line_of, read_line
 from ratelimit_service.stores import Verdict
 from ratelimit_service.wire import encode_request
 from tests.rule_lab.replay.playing import DAY, START_US, Recorded, asked, flat, limited, run

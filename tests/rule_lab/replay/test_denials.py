@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.cli.main import ratelimit
+from ratelimit_service.decision_log.line import hashed_value, read_line
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.rule_lab.replay import denials
 from ratelimit_service.rule_lab.replay.logs import LogError
 from ratelimit_service.rule_lab.replay.recorded import moment_us
-from ratelimit_service.service.decision_line import hashed_value, read_line
 
 DAY = "2025-11-22"
 """It is over, so sentences name it."""

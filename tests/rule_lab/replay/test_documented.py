@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.decision_log.line import Circumstances, line_of, read_line
 from ratelimit_service.model import Entry, Override, OverrideKind
 from ratelimit_service.rule_lab.replay.envoy_log import read_mapping
 from ratelimit_service.rule_lab.replay.findings import NEAR
 from ratelimit_service.rule_lab.replay.recorded import moment_us
 from ratelimit_service.rule_lab.replay.use import SAMPLE, TOP_NAMES
-from ratelimit_service.service.decision_line import Circumstances, line_of, read_line
 from tests.rule_lab.replay.playing import run
 from tests.service.asking import Asking, Heard
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratelimit_service.decision_log.line import BadDecisionError, NothingAskedError, read_line
 from ratelimit_service.limiter import Planner
 from ratelimit_service.model import Code, Descriptor, Entry, Request, State
 from ratelimit_service.rule_lab.replay.csv_log import CsvLog
@@ -24,7 +25,6 @@ from ratelimit_service.rule_lab.replay.report import Report, report_of
 from ratelimit_service.rule_lab.replay.sources import rules_of
 from ratelimit_service.rule_lab.replay.use import Caller
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.decision_line import BadDecisionError, NothingAskedError, read_line
 from ratelimit_service.settings import Settings
 from tests.rule_lab.replay.playing import (
     START_US,

@@ -21,6 +21,7 @@ from ratelimit_service.model import (
     SECOND_US,
     Descriptor,
     Entry,
+    Hit,
     Limit,
     Override,
     Request,
@@ -42,6 +43,7 @@ __all__ = [
     "decider_part",
     "hashed_value",
     "line_of",
+    "lines_of",
     "origin_part",
     "place_part",
     "read_limit",
@@ -150,6 +152,21 @@ def line_of(
     if hashed is not None:
         parts.append('"hashed":true')
     return ",".join(parts) + "}"
+
+
+def lines_of(store: str, shard_of: Callable[[Hit], str]) -> Callable[[DecisionRecord, int], str]:
+    """Writes decisions of one process, each of its moment, with who asked and where it counted.
+
+    `store` is the setting, and `shard_of` says which server has a hit's counter.
+    """
+    kind = store.partition(":")[0]
+
+    def line(record: DecisionRecord, at_us: int) -> str:
+        shard = shard_of(record.hit) if record.hit is not None else ""
+        caller = record.caller.peer if record.caller is not None else ""
+        return line_of(record, at_us, circumstances=Circumstances(caller, "", "", kind, shard))
+
+    return line
 
 
 _START: Final = f'{{"v":{DECISION_SCHEMA},"time":"'

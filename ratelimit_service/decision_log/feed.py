@@ -1,8 +1,8 @@
 """Decisions for the decision log, in the process that decides.
 
 It hears of decisions after they were answered, and hands them on a few at a time between batches of
-requests. What must not live here: what is handed on of a decision (`decision_packets`), and who
-makes lines of it (`decision_scribe`).
+requests. What must not live here: what is handed on of a decision (`packets`), and who
+makes lines of it (`scribe`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ratelimit_service.decision_log.key import hash_of, read_key
+from ratelimit_service.decision_log.packets import DecisionPackets
 from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.runtime.decision_packets import DecisionPackets
 from ratelimit_service.service import DecidedBatch, DecisionRecord, Service
-from ratelimit_service.service.decision_key import hash_of, read_key
 from ratelimit_service.settings import Settings, split_pairs
 
 __all__ = ["DecisionFeed"]
