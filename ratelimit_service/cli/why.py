@@ -175,7 +175,7 @@ def _none(paths: Sequence[str], about: str, found: Evidence, with_key: bool) -> 
     """That there is no denial, and what logs have instead."""
     one = len(paths) == 1
     none = f"{paths[0]} has no" if one else f"none of these {len(paths)} logs has a"
-    known = sum(decision.times for decision in found.decisions)
+    known = len(found.decisions)
     has, its = ("it has", "its") if one else ("they have", "their")
     said = f"{none} denial of {about}; {has} {count(known, 'decision')} about it"
     if found.last_us:

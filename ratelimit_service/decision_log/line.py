@@ -79,12 +79,6 @@ class LoggedDecision(NamedTuple):
     fields: Mapping[str, Any]
 
     @property
-    def times(self) -> int:
-        """How many equal decisions the line stands for."""
-        times = self.fields.get("times", 1)
-        return times if isinstance(times, int) and 0 < times <= MAX_ADDEND else 1
-
-    @property
     def code(self) -> str:
         """`OK`, `OVER_LIMIT`, or the name of a gRPC status."""
         return str(self.fields.get("code", ""))
@@ -145,8 +139,6 @@ def line_of(
             if outcome.over and not denied:
                 parts.append('"shadowed":true')
     _add_circumstances(parts, record, hashed, circumstances)
-    if record.times != 1:
-        parts.append(f'"times":{record.times}')
     if sample != 1:
         parts.append(f'"sample":{sample}')
     if hashed is not None:

@@ -22,9 +22,6 @@ __all__ = ["AskedText", "DecisionLogReader"]
 
 _CODES: Final = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}
 
-_MOST_TIMES: Final = 10_000
-"""A line may stand for any number of requests, but so many records of it are held at a time."""
-
 AskedText = bytes
 """Descriptors as they stand in the line, and behind them hits and domain."""
 
@@ -119,19 +116,12 @@ class DecisionLogReader:
                 self.sampled = True
             if "hashed" in read.fields:
                 self.hashed = True
-            code, remaining = _CODES.get(read.code), read.times
             asked = self._unusual.requests.get(read.request)
             if asked is None:
                 asked = self._unusual.keep(read.request, len(line), read.request)
-            while remaining > 0:
-                times = min(remaining, _MOST_TIMES)
-                block.times.extend([read.at_us] * times)
-                block.requests.extend([asked] * times)
-                block.codes.extend([code] * times)
-                remaining -= times
-                if len(block.times) >= _MOST_TIMES:
-                    yield block
-                    block = Block([], [], [])
+            block.times.append(read.at_us)
+            block.requests.append(asked)
+            block.codes.append(_CODES.get(read.code))
         yield block
 
     def notes(self) -> Iterator[str]:

@@ -269,14 +269,14 @@ def _denials(decisions: Sequence[LoggedDecision]) -> list[int]:
 def _denial(decisions: Sequence[LoggedDecision], place: int) -> Denial:
     """The denial there, with those that came after it."""
     decision = decisions[place]
-    further, last_us = Counter({_decided_by(decision): decision.times - 1}), decision.at_us
+    further, last_us = Counter[str](), decision.at_us
     until_us = decision.at_us + _reset_us(decision)
     for each in decisions[place + 1 :]:
         if not _denied(each) or each.at_us > until_us:
             break
-        further[_decided_by(each)] += each.times
+        further[_decided_by(each)] += 1
         last_us = each.at_us
-    return Denial(decision, +further, last_us)
+    return Denial(decision, further, last_us)
 
 
 def _first_of_its_run(decisions: Sequence[LoggedDecision], places: Sequence[int]) -> int:

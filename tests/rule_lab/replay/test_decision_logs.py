@@ -62,7 +62,6 @@ TAILS = st.sampled_from(
     [
         '"by":"count","descriptor":0,"rule":"user","used":1,"remaining":4,"reset_seconds":0.5}',
         '"by":"count","limit":{"requests_per_unit":5,"unit":"day"},"store":"memory"}',
-        '"by":"count","times":3}',
         '"by":"count","limit":{"unit":"}","used":1,"remaining":4,"reset_seconds":0.5}}',
         '"by":"count","limit":{"unit":"}","used":1,"remaining":4,"reset_seconds":0.5}',
         '"by":"count","descriptor":0,"rule":"user","used":',

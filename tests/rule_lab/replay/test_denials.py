@@ -193,13 +193,6 @@ def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -
     assert "14 further denials until 14:03:59 UTC" in said
 
 
-def test_equal_decisions_count(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line that stands for several decisions counts as so many."""
-    _, said = why(capsys, log, [line("14:03:07", times=3), line("14:03:09", times=4)])
-
-    assert "; 6 further denials until 14:03:09 UTC" in said
-
-
 def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the key a caller is found in a log whose values are hashed, without it nobody is."""
     (tmp_path / "key").write_text("0123456789abcdef")
