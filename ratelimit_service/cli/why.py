@@ -20,7 +20,7 @@ from ratelimit_service.text.descriptors import override_text
 from ratelimit_service.text.display import count, in_seconds
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
     from ratelimit_service.rule_lab.replay.denials import Evidence
 
 __all__ = ["why"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.decision_log import sinks
 from ratelimit_service.decision_log.sinks import DecisionLogFile, LogConfig, Stdout, sink_of
 from ratelimit_service.decision_log.writer import DecisionWriter, Progress

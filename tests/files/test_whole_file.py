@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import ratelimit_service
-from ratelimit_service.client.admin import AdminAddress, AdminClient
-from ratelimit_service.client.sync import ClientTLS
+from ratelimit_service.cli.admin_client import AdminAddress, AdminClient
+from ratelimit_service.cli.service_client import ClientTLS
 from ratelimit_service.decision_log.key import read_key
 from ratelimit_service.errors import OverrideError, RateLimitError
 from ratelimit_service.files import whole_file

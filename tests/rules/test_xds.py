@@ -13,7 +13,6 @@ import grpc
 import pytest
 import trustme
 
-from ratelimit_service.client.xds import Pauses
 from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -22,6 +21,7 @@ from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
+from ratelimit_service.xds.client import Pauses
 from tests.rules.following import Client, following
 from tests.servers.management import ManagementServer, config
 from tests.servers.process import PATIENCE_SECONDS, free_port
