@@ -26,6 +26,7 @@ from ratelimit_service import __version__
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.files.whole_file import read_whole
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.processes.low_priority import NICENESS
 from ratelimit_service.processes.pipes import framed
 from ratelimit_service.rules.resource import resource_bytes
@@ -113,7 +114,7 @@ class _Client:
         self._heard = False
         """Whether something has come on this stream."""
         self._nacked_us = -_NACK_US
-        self._unasked_us = -_SAY_AGAIN_US
+        self._unasked = LogThrottle(_SAY_AGAIN_US)
         """When the log last said that something came that nobody has asked for."""
         self._why = "it has not answered yet"
         self._away: asyncio.TimerHandle | None = None
@@ -195,8 +196,7 @@ class _Client:
                 raise _LostError(f"what it sends is no DiscoveryResponse: {error}") from error
             if response.type_url == TYPE_URL:
                 return response
-            if elapsed_us() - self._unasked_us >= _SAY_AGAIN_US:
-                self._unasked_us = elapsed_us()
+            if self._unasked.take():
                 kind = response.type_url[:_MOST_SHOWN]
                 text = f"{self._location} sends {kind!r}, which nobody has asked for"
                 await self._log(logging.WARNING, text)
