@@ -208,7 +208,7 @@ class DecisionScribe:
     def _pause(self, seconds: float, why: str) -> None:
         self._pausing = True
         log.warning(
-            "no process writes the decision log for %g s, so this one does: %s", seconds, why
+            "no process writes the decision log for %.1f s, so this one does: %s", seconds, why
         )
 
     async def _run(self) -> None:

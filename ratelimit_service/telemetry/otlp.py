@@ -159,7 +159,7 @@ class Otlp:
 
 
 def _tell_pause(seconds: float, why: str) -> None:
-    log.warning("nothing is sent over OTLP for %g s: %s", seconds, why)
+    log.warning("nothing is sent over OTLP for %.1f s: %s", seconds, why)
 
 
 def _say(line: bytes) -> None:

@@ -86,7 +86,7 @@ async def test_no_line_is_lost_with_the_process(tmp_path: Path) -> None:
 
 async def test_another_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the process was killed there is another one, and what came meanwhile is written."""
-    monkeypatch.setattr(pipes, "_LEAST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(pipes, "_FIRST_PAUSE_SECONDS", 0.05)
     ours = Scribe(tmp_path / "log")
     async with ours.scribe.running():
         await until(lambda: ours.scribe.working)

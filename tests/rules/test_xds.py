@@ -21,7 +21,6 @@ from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
-from ratelimit_service.xds.client import Pauses
 from tests.rules.following import Client, following
 from tests.servers.management import ManagementServer, config
 from tests.servers.process import PATIENCE_SECONDS, free_port
@@ -208,19 +207,6 @@ def test_settings_of_no_use(settings: dict[str, Any], why: str) -> None:
     """What cannot be used is said before anything is asked."""
     with pytest.raises(SettingsError, match=why):
         source_of(Settings(**{"rules": "xds://localhost:1", **settings}))
-
-
-def test_pauses() -> None:
-    """Between tries it waits half a second at least, half a minute at most, and ever longer."""
-    for _ in range(100):
-        pauses = Pauses()
-        found = [pauses.next_seconds() for _ in range(50)]
-        assert all(0.5 <= each <= 30.0 for each in found)
-        assert found[0] <= 0.6
-        assert found[0] < found[2] < found[4] < found[6]
-        assert min(found[7:]) >= 24.0
-        pauses.reset()
-        assert pauses.next_seconds() <= 0.6
 
 
 def test_a_supervisor_has_no_grpc() -> None:
