@@ -25,7 +25,9 @@ def compiled() -> list[Path]:
     listed = re.search(r'COMPILED = """(.*?)"""', (PROJECT / "setup.py").read_text(), re.DOTALL)
     assert listed
     package = PROJECT / "ratelimit_service"
-    return [path for module in listed[1].split() for path in sorted(package.glob(f"{module}.py"))]
+    found = {module: sorted(package.glob(f"{module}.py")) for module in listed[1].split()}
+    assert [module for module, paths in found.items() if not paths] == [], "setup.py lists them"
+    return [path for paths in found.values() for path in paths]
 
 
 def unknown_fields(text: str) -> Iterator[str]:
