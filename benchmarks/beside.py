@@ -39,14 +39,14 @@ from benchmarks.load import BLOCK, SHAPES, Call, body, call
 from benchmarks.profile import RULES, Process
 from benchmarks.run import LOAD_CORE, RATELIMIT, SERVER_CORE, free_port, running
 from ratelimit_service import compiled
+from ratelimit_service.decision_log.feed import DecisionFeed
+from ratelimit_service.decision_log.scribe import DecisionScribe
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.connection import Calls
 from ratelimit_service.model import Entry, Override, OverrideKind
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.runtime.decision_feed import DecisionFeed
-from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.service import Answer, Service
 from ratelimit_service.service import service as service_module
 from ratelimit_service.settings import Settings

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.by_policy import too_many
 from benchmarks.run import HERE, LOAD_CORE, SERVER_CORE, free_port, told, wait_for
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.model import Descriptor, Entry, Request
 from ratelimit_service.wire.discovery import RateLimitConfig
 from tests.servers.control_plane import MANAGEMENT, Management

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.model import Descriptor, Entry, Request
 from tests.servers.chromium import Chromium
 from tests.servers.process import Process, free_port, listens

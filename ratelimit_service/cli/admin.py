@@ -30,7 +30,7 @@ def asks_admin(command: Callable[..., int]) -> Callable[..., int]:
         admin_tls_key: str,
         **options: object,
     ) -> int:
-        from ratelimit_service.client.admin import AdminAddress, AdminClient  # noqa: PLC0415
+        from ratelimit_service.cli.admin_client import AdminAddress, AdminClient  # noqa: PLC0415
 
         endpoint = ADMIN_ADDRESS_BY_DEFAULT if admin == DEFAULT_ADMIN else admin
         address = AdminAddress(endpoint, admin_token, admin_tls_ca, admin_tls_cert, admin_tls_key)

@@ -18,7 +18,7 @@ from ratelimit_service.model import CountDenied, Denied
 from ratelimit_service.text.descriptors import override_text
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
     from ratelimit_service.rules.explain import Explanation
 
 __all__ = ["explain"]

@@ -92,7 +92,8 @@ def hit(
     """
     # grpcio's own log would stand beside the one line that says the same.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251 -- handed over, not read
-    from ratelimit_service.client import Client, ClientTLS, overrides_of, why_not_counted  # noqa: PLC0415
+    from ratelimit_service.cli.not_counted import overrides_of, why_not_counted  # noqa: PLC0415
+    from ratelimit_service.cli.service_client import Client, ClientTLS  # noqa: PLC0415
 
     if (tls_cert or tls_key) and not (tls_ca and tls_cert and tls_key):
         raise click.UsageError("a client certificate takes --tls-ca, --tls-cert and --tls-key")

@@ -16,7 +16,7 @@ from ratelimit_service.text.descriptors import override_text
 from ratelimit_service.text.display import count, lasting
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
 
 __all__ = ["inspect", "standing"]
 

@@ -29,7 +29,7 @@ from ratelimit_service.text.display import count
 from ratelimit_service.text.display import reason as because
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
 
 __all__ = ["overrides"]
 

@@ -15,7 +15,7 @@ from ratelimit_service.cli.words import utf8
 from ratelimit_service.text.display import count
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
 
 __all__ = ["queue"]
 

@@ -14,7 +14,7 @@ from ratelimit_service.cli.top import page
 from ratelimit_service.text.display import count
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
 
 __all__ = ["status"]
 

@@ -17,7 +17,7 @@ from ratelimit_service.model import SECOND_US, time_text
 from ratelimit_service.text.descriptors import override_text
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
 
 __all__ = [
     "AS_JSON",

@@ -16,8 +16,8 @@ from ratelimit_service.errors import RateLimitError
 from ratelimit_service.text.display import printable
 
 if TYPE_CHECKING:
+    from ratelimit_service.cli.admin_client import AdminClient
     from ratelimit_service.cli.terminal import Screen
-    from ratelimit_service.client.admin import AdminClient
 
 __all__ = ["top", "watch"]
 

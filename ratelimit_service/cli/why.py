@@ -20,7 +20,7 @@ from ratelimit_service.text.descriptors import override_text
 from ratelimit_service.text.display import count, in_seconds
 
 if TYPE_CHECKING:
-    from ratelimit_service.client.admin import AdminClient
+    from ratelimit_service.cli.admin_client import AdminClient
     from ratelimit_service.rule_lab.replay.denials import Evidence
 
 __all__ = ["why"]
@@ -83,6 +83,7 @@ def why(
 
     Example: ratelimit why api user=alice --at 14:03 --log decisions.jsonl --now
     """
+    from ratelimit_service.decision_log.key import hash_of, read_key  # noqa: PLC0415
     from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.denials import (  # noqa: PLC0415
         decisions_about,
@@ -90,7 +91,6 @@ def why(
         nearest_denial,
         sentence,
     )
-    from ratelimit_service.service.decision_key import hash_of, read_key  # noqa: PLC0415
 
     asked = parse_descriptor(descriptor)
     query = {"domain": domain, "descriptor": format_descriptor(asked)}
@@ -175,7 +175,7 @@ def _none(paths: Sequence[str], about: str, found: Evidence, with_key: bool) -> 
     """That there is no denial, and what logs have instead."""
     one = len(paths) == 1
     none = f"{paths[0]} has no" if one else f"none of these {len(paths)} logs has a"
-    known = sum(decision.times for decision in found.decisions)
+    known = len(found.decisions)
     has, its = ("it has", "its") if one else ("they have", "their")
     said = f"{none} denial of {about}; {has} {count(known, 'decision')} about it"
     if found.last_us:

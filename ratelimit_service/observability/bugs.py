@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.observability.log_throttle import LogThrottle
 
 __all__ = ["Bugs"]
 
@@ -18,11 +18,9 @@ class Bugs:
     """What one part of the process tells the log about its own faults, once a second at most."""
 
     def __init__(self) -> None:
-        self._logged_us: int | None = None
+        self._throttle = LogThrottle(_LOG_EVERY_US)
 
     def note(self, what: str, error: Exception) -> None:
         """Logs what has failed, with the error's traceback."""
-        now = elapsed_us()
-        if self._logged_us is None or now - self._logged_us >= _LOG_EVERY_US:
-            self._logged_us = now
+        if self._throttle.take():
             log.error("%s: please report this", what, exc_info=error)

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import IO, Final
 
+from ratelimit_service.eventloop.backoff import Backoff
+
 __all__ = [
     "ChildProcess",
     "Frames",
@@ -26,8 +28,8 @@ __all__ = [
 
 _SIZE_BYTES = 4
 _READ_BYTES: Final = 1 << 18
-_LEAST_PAUSE_SECONDS: Final = 1.0
-_MOST_PAUSE_SECONDS: Final = 60.0
+_FIRST_PAUSE_SECONDS: Final = 2.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
 
 ChildProcess = subprocess.Popen[bytes]
 
@@ -74,17 +76,18 @@ async def keep_running(
     `run` returns when it has ended, and says why. Before each pause `pausing` is told of it, in
     seconds, and why. Pauses grow, until a run has lasted.
     """
-    loop, pause = asyncio.get_running_loop(), _LEAST_PAUSE_SECONDS
+    loop = asyncio.get_running_loop()
+    backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
     while True:
         began = loop.time()
         why = await run()
         if why is None:
             return
-        if loop.time() - began > _MOST_PAUSE_SECONDS:
-            pause = _LEAST_PAUSE_SECONDS
+        if loop.time() - began > _LONGEST_PAUSE_SECONDS:
+            backoff.reset()
+        pause = backoff.next_seconds()
         pausing(pause, why)
         await asyncio.sleep(pause)
-        pause = min(2 * pause, _MOST_PAUSE_SECONDS)
 
 
 async def read_frame(stream: asyncio.StreamReader) -> bytes:

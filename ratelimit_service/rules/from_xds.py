@@ -1,6 +1,6 @@
 """Rules from a management server (xDS): the client's process as its parent sees it.
 
-The client (`client/xds.py`) is a program of its own, so that grpc is in no process that starts
+The client (`xds/client.py`) is a program of its own, so that grpc is in no process that starts
 others, and that nothing of what a server sends is decoded beside decisions. It sends each resource
 as `resource` keeps it, and is told what became of them.
 """
@@ -32,7 +32,7 @@ __all__ = ["FromXds"]
 
 log = logging.getLogger(__name__)
 
-_CLIENT = "ratelimit_service.client.xds"
+_CLIENT = "ratelimit_service.xds.client"
 _RESOURCE: Language = "resource"
 _OVERLAY: Language = "overlay"
 

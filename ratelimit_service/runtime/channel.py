@@ -80,7 +80,7 @@ class MessageKind(IntEnum):
     DECIDE_FOR = 17
     """As DECIDE; before the request stands in JSON who made it, and before this its length."""
     DECISIONS = 18
-    """From a worker: decisions for the decision log (`decision_packets`)."""
+    """From a worker: decisions for the decision log (`decision_log.packets`)."""
     ASK = 19
     """To a worker: a number, and a question of the admin listener (`service.questions`)."""
     TOLD = 20

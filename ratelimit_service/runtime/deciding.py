@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from ratelimit_service.decision_log.line import lines_of
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
@@ -53,6 +54,7 @@ async def deciding(
                 opened.forget,
                 overrides,
                 Tail(service.telling),
+                lines_of(settings.store, opened.shard_of),
                 history,
                 queues,
                 opened.shard_states,

@@ -15,12 +15,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from ratelimit_service import __version__, compiled
+from ratelimit_service.decision_log.scribe import DecisionScribe
 from ratelimit_service.errors import RateLimitError, RulesError, TransportError
 from ratelimit_service.http import HttpPort, Operating
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.net import listening
 from ratelimit_service.net.accepting import Acceptor, Guests
 from ratelimit_service.observability.health import Health, Phase
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.processes.low_priority import aside
 from ratelimit_service.rule_lab.comparison import difference
@@ -34,7 +36,6 @@ from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.cpus import usable_cpus
-from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.process import collect, spare_the_old
@@ -53,7 +54,7 @@ from ratelimit_service.text.display import count
 __all__ = ["supervise"]
 
 _CHECK_SECONDS = 60.0
-_LOG_EVERY_SECONDS = 10.0
+_LOG_EVERY_US = 10_000_000
 """The log tells at most so often of connections that no worker took."""
 
 _AGAIN_SECONDS = 1.0
@@ -141,8 +142,8 @@ class _Supervisor:
             self._otlp,
         )
         self._acceptor: Acceptor | None = None
-        self._dropped, self._dropped_at = 0, -_LOG_EVERY_SECONDS
-        """Connections that were dropped since the log last said so, and when it did."""
+        self._dropped = LogThrottle(_LOG_EVERY_US)
+        """Connections that no worker took."""
         self._follows = False
         self._restarts = 0
         self._restarting = False
@@ -313,15 +314,8 @@ class _Supervisor:
             elif not self._workers.give(connection, peer):
                 self._guests.leave(peer)
                 self._stats.refused_connections["no_worker"] += 1
-                self._say_dropped()
-
-    def _say_dropped(self) -> None:
-        """Logs a connection that no worker took, unless others have just been logged."""
-        self._dropped += 1
-        now = self._loop.time()
-        if now - self._dropped_at >= _LOG_EVERY_SECONDS:
-            log.warning("%s dropped: no worker took it", count(self._dropped, "connection"))
-            self._dropped, self._dropped_at = 0, now
+                if dropped := self._dropped.take():
+                    log.warning("%s dropped: no worker took it", count(dropped, "connection"))
 
     def _no_files(self) -> None:
         self._stats.refused_connections["no_files"] += 1

@@ -160,7 +160,7 @@ class _Worker:
                 stack.callback(spans.flush)
             if settings.decision_log:
                 # Imported only here: who writes no log should not have it in memory.
-                from ratelimit_service.runtime.decision_feed import DecisionFeed  # noqa: PLC0415
+                from ratelimit_service.decision_log.feed import DecisionFeed  # noqa: PLC0415
 
                 feed = DecisionFeed.attach(
                     settings, here.service, self._stats, self._send_decisions, here.shard_of

@@ -69,26 +69,22 @@ class Enqueueing:
         """No batch waits any more, since the process ends."""
         self._told_of_none = False
 
-    def take(self, rule: Rule, body: bytes, times: int = 1) -> None:
-        """Takes a request, as it came, that was denied by a rule so many times. It never waits."""
+    def take(self, rule: Rule, body: bytes) -> None:
+        """Takes a request, as it came, that was denied by a rule. It never waits."""
         if self._queues is None:
-            self._drop(rule, "dropped_no_redis", times)
+            self._drop(rule, "dropped_no_redis", 1)
             if not self._told_of_none:
                 self._told_of_none = True
                 log.warning("%s", nowhere_to_queue([rule]))
             return
         if len(body) > MOST_BYTES:
-            self._drop(rule, "dropped_large", times)
+            self._drop(rule, "dropped_large", 1)
             return
-        room = min(
-            _MOST_WAITING - len(self._waiting), (_MOST_BYTES_WAITING - self._size) // len(body)
-        )
-        taken = min(times, max(0, room))
-        for _ in range(taken):
+        if len(self._waiting) < _MOST_WAITING and self._size + len(body) <= _MOST_BYTES_WAITING:
             self._waiting.append((rule, body))
-        self._size += taken * len(body)
-        if taken < times:
-            self._drop(rule, "dropped_busy", times - taken)
+            self._size += len(body)
+        else:
+            self._drop(rule, "dropped_busy", 1)
         if self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 

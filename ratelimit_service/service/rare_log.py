@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.text.display import count
 
@@ -30,12 +31,11 @@ class RareLog:
 
     def __init__(self, stats: Stats, clock: Clock = elapsed_us) -> None:
         """`stats` say why requests were not counted."""
-        self._clock = clock
         self._stats = stats
         self._domains: set[str] = set()
         self._uncounted: Counter[str] = Counter()
         """Requests decided by failure policy since the log last said so, by policy."""
-        self._uncounted_said_us: int | None = None
+        self._throttle = LogThrottle(_EVERY_US, clock)
         self._reasons_said: Counter[str] = Counter()
         """Why hits were not counted, up to then."""
 
@@ -52,10 +52,8 @@ class RareLog:
     def by_policy(self, policy: str) -> None:
         """A request was decided without a count, by this policy (the first, of several)."""
         self._uncounted[policy] += 1
-        now = self._clock()
-        if self._uncounted_said_us is None or now - self._uncounted_said_us >= _EVERY_US:
+        if self._throttle.take():
             self._say_uncounted()
-            self._uncounted_said_us = now
 
     def _say_uncounted(self) -> None:
         reasons = self._stats.uncounted_so_far()

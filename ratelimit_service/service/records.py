@@ -27,9 +27,8 @@ class DecisionRecord(NamedTuple):
     path, empty for a limit that the caller brought) are what decided: the limit that denied, else
     the one of which the fewest hits are left. `outcome` is the count there, None without one, and
     `hit` what was charged. `descriptor` is the place of the one that this is about, and `source`
-    where the rule stands. It stands for so many equal decisions (`times`). `caller` is who
-    asked, None if nobody has looked, and `took_us` how long the answer took, -1 if that is unknown.
-    `overrides` are those of an operator that took part.
+    where the rule stands. `caller` is who asked, None if nobody has looked, and `took_us` how long
+    the answer took, -1 if that is unknown. `overrides` are those of an operator that took part.
     """
 
     body: bytes
@@ -42,7 +41,6 @@ class DecisionRecord(NamedTuple):
     hit: Hit | None = None
     descriptor: int = -1
     source: Source | None = None
-    times: int = 1
     caller: CallOrigin | None = None
     took_us: int = -1
     overrides: tuple[Override, ...] = ()

@@ -1,7 +1,7 @@
 """Tells of decisions after they were answered: all to who listens, some to who traces.
 
 What fails here costs nobody an answer. What must not live here: what a record says (`records`), and
-what becomes of it (`decision_line`, `telemetry`).
+what becomes of it (`decision_log`, `telemetry`).
 """
 
 from __future__ import annotations

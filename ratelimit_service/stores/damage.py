@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
 
 __all__ = ["Damage"]
@@ -20,14 +20,12 @@ class Damage:
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._said_us: int | None = None
+        self._throttle = LogThrottle(_SAID_EVERY_US)
 
     def note(self, count: int, example: bytes) -> None:
         """Counts counters that started again from nothing; `example` is the key of one of them."""
         self._stats.damaged += count
-        now = elapsed_us()
-        if self._said_us is None or now - self._said_us > _SAID_EVERY_US:
-            self._said_us = now
+        if self._throttle.take():
             log.warning(
                 "counters start anew, since they were last used more than a window in the future "
                 "(%d so far; now %.100r): did the clock of the store step back?",

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import Final, Self
 
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.processes.pipes import ChildProcess, end, framed, keep_running, start
 from ratelimit_service.settings import Settings, split_pairs
 from ratelimit_service.telemetry.budget import Budget
@@ -32,7 +33,7 @@ _MOST_BYTES: Final = 1 << 22
 _END_SECONDS: Final = 2.0
 """How long it may take to send what is left."""
 
-_SAY_EVERY_SECONDS: Final = 60.0
+_SAY_EVERY_US: Final = 60_000_000
 
 
 def check_installed(settings: Settings) -> None:
@@ -65,7 +66,7 @@ class Otlp:
         self._keeping: asyncio.Task[None] | None = None
         self._stopping = False
         self._lost = 0
-        self._lost_at = 0.0
+        self._saying = LogThrottle(_SAY_EVERY_US)
 
     def send_spans(self, spans: bytes) -> None:
         """Sends a list of spans, in JSON; of those that are too many in this second none."""
@@ -112,9 +113,7 @@ class Otlp:
 
     def _lose(self) -> None:
         self._lost += 1
-        now = asyncio.get_running_loop().time()
-        if self._wanted and (not self._lost_at or now - self._lost_at > _SAY_EVERY_SECONDS):
-            self._lost_at = now
+        if self._wanted and self._saying.take():
             log.warning(
                 "what was to be sent over OTLP is lost, %d pieces until now: the process that "
                 "sends it is slow or not there",
@@ -160,7 +159,7 @@ class Otlp:
 
 
 def _tell_pause(seconds: float, why: str) -> None:
-    log.warning("nothing is sent over OTLP for %g s: %s", seconds, why)
+    log.warning("nothing is sent over OTLP for %.1f s: %s", seconds, why)
 
 
 def _say(line: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.metrics import CATALOGUE, MetricKind, Metrics, Sources
 from ratelimit_service.model import Code, Request
 from ratelimit_service.observability.health import Health

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.model import Code, Descriptor, Entry, Request
 from tests.servers.control_plane import Management
 from tests.servers.management import config

@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import ratelimit_service
-from ratelimit_service.client.admin import AdminAddress, AdminClient
-from ratelimit_service.client.sync import ClientTLS
+from ratelimit_service.cli.admin_client import AdminAddress, AdminClient
+from ratelimit_service.cli.service_client import ClientTLS
+from ratelimit_service.decision_log.key import read_key
 from ratelimit_service.errors import OverrideError, RateLimitError
 from ratelimit_service.files import whole_file
 from ratelimit_service.files.whole_file import read_whole
@@ -27,7 +28,6 @@ from ratelimit_service.http.routes.overrides import _append
 from ratelimit_service.http.tokens import read_tokens
 from ratelimit_service.net.pem import client_context
 from ratelimit_service.rules.from_xds import FromXds
-from ratelimit_service.service.decision_key import read_key
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.redis.address import Login, RedisTLSFiles, parse_store

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ratelimit_service.decision_log.feed import DecisionFeed
+from ratelimit_service.decision_log.packets import decisions_in
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.runtime.decision_feed import DecisionFeed
-from ratelimit_service.runtime.decision_packets import decisions_in
 from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
 from tests.grpc.served_ends import RULES, Ends

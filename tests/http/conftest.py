@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ratelimit_service.decision_log.line import lines_of
 from ratelimit_service.http import AdminListener, Operating, feed
 from ratelimit_service.metrics import Sources
 from ratelimit_service.model import Code
@@ -108,6 +109,7 @@ class AdminSite:
             store.forget,
             self.overrides,
             Tail(asking.service.telling),
+            lines_of(asking.settings.store, lambda _: ""),
             None
             if asking.service.callers is None
             else CallerHistory(asking.service.callers, None, asking.clock),

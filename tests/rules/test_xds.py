@@ -13,7 +13,6 @@ import grpc
 import pytest
 import trustme
 
-from ratelimit_service.client.xds import Pauses
 from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -208,19 +207,6 @@ def test_settings_of_no_use(settings: dict[str, Any], why: str) -> None:
     """What cannot be used is said before anything is asked."""
     with pytest.raises(SettingsError, match=why):
         source_of(Settings(**{"rules": "xds://localhost:1", **settings}))
-
-
-def test_pauses() -> None:
-    """Between tries it waits half a second at least, half a minute at most, and ever longer."""
-    for _ in range(100):
-        pauses = Pauses()
-        found = [pauses.next_seconds() for _ in range(50)]
-        assert all(0.5 <= each <= 30.0 for each in found)
-        assert found[0] <= 0.6
-        assert found[0] < found[2] < found[4] < found[6]
-        assert min(found[7:]) >= 24.0
-        pauses.reset()
-        assert pauses.next_seconds() <= 0.6
 
 
 def test_a_supervisor_has_no_grpc() -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import grpc
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.model import Code, Request
 from ratelimit_service.wire import METHOD, SERVICE
 from tests.servers.process import PATIENCE_SECONDS

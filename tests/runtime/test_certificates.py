@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from ratelimit_service.client import Client, ClientTLS
+from ratelimit_service.cli.service_client import Client, ClientTLS
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code, Descriptor, Entry, Request
 from tests.runtime.conftest import Start

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code, Request
 from tests.runtime import callers

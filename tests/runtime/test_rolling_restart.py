@@ -19,7 +19,7 @@ import pytest
 
 import ratelimit_service
 from ratelimit_service import __version__
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import PREFACE

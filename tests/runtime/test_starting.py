@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.model import Code
 from tests.runtime.callers import ask
 from tests.runtime.conftest import RULES, Start

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import ACK, PREFACE, FrameType

@@ -413,9 +413,9 @@ class Asked(Enqueueing):
 
     asked = 0
 
-    def take(self, rule: Rule, body: bytes, times: int = 1) -> None:
+    def take(self, rule: Rule, body: bytes) -> None:
         self.asked += 1
-        super().take(rule, body, times)
+        super().take(rule, body)
 
 
 @pytest.mark.parametrize(("says", "asked"), [("enqueue", 1), ("deny", 0)])

@@ -10,6 +10,7 @@ import pytest
 
 from ratelimit_service import wire
 from ratelimit_service.algorithms import ALGORITHMS
+from ratelimit_service.decision_log.line import line_of
 from ratelimit_service.model import (
     SECOND_US,
     Code,
@@ -17,7 +18,6 @@ from ratelimit_service.model import (
     Request,
     read_override,
 )
-from ratelimit_service.service.decision_line import line_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore

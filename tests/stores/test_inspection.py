@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ratelimit_service.decision_log.line import lines_of
 from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding, QuestionError
@@ -121,6 +122,7 @@ def deciding(asking: Asking, store: Store) -> Deciding:
         store.forget,
         Overrides(OverridesInMemory(), asking.service.steering, asking.stats, asking.clock),
         Tail(asking.service.telling),
+        lines_of(asking.settings.store, lambda _: ""),
     )
 
 

@@ -52,7 +52,6 @@ function why(said) {
     parts.push(`override ${kind}${end}${who ? ` by ${who}` : ""}${reason ? `: ${reason}` : ""}`);
   }
   if (said.caller) parts.push(`asked by ${said.caller}`);
-  if (said.times > 1) parts.push(`${said.times} times`);
   return parts.join("; ");
 }
 

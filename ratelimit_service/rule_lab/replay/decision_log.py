@@ -1,4 +1,4 @@
-"""Our own decision log as a source of requests: `service.decision_line` has its lines."""
+"""Our own decision log as a source of requests: `decision_log.line` has its lines."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ratelimit_service.model import Code, Descriptor, Request, new_tuple
-from ratelimit_service.rule_lab.replay.json_lines import asked_entries, decisions
-from ratelimit_service.rule_lab.replay.logs import Lines, by_parts
-from ratelimit_service.rule_lab.replay.recorded import Block, Known, Moments, RecordedRequest
-from ratelimit_service.service.decision_line import (
+from ratelimit_service.decision_log.line import (
     BadDecisionError,
     NothingAskedError,
     read_line,
     read_request,
 )
+from ratelimit_service.model import Code, Descriptor, Request, new_tuple
+from ratelimit_service.rule_lab.replay.json_lines import asked_entries, decisions
+from ratelimit_service.rule_lab.replay.logs import Lines, by_parts
+from ratelimit_service.rule_lab.replay.recorded import Block, Known, Moments, RecordedRequest
 from ratelimit_service.text.display import count
 
 __all__ = ["AskedText", "DecisionLogReader"]
 
 _CODES: Final = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}
-
-_MOST_TIMES: Final = 10_000
-"""A line may stand for any number of requests, but so many records of it are held at a time."""
 
 AskedText = bytes
 """Descriptors as they stand in the line, and behind them hits and domain."""
@@ -119,19 +116,12 @@ class DecisionLogReader:
                 self.sampled = True
             if "hashed" in read.fields:
                 self.hashed = True
-            code, remaining = _CODES.get(read.code), read.times
             asked = self._unusual.requests.get(read.request)
             if asked is None:
                 asked = self._unusual.keep(read.request, len(line), read.request)
-            while remaining > 0:
-                times = min(remaining, _MOST_TIMES)
-                block.times.extend([read.at_us] * times)
-                block.requests.extend([asked] * times)
-                block.codes.extend([code] * times)
-                remaining -= times
-                if len(block.times) >= _MOST_TIMES:
-                    yield block
-                    block = Block([], [], [])
+            block.times.append(read.at_us)
+            block.requests.append(asked)
+            block.codes.append(_CODES.get(read.code))
         yield block
 
     def notes(self) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Why a descriptor was denied, from decision logs: the decision, and what came after it.
 
-What must not live here: what a line of the log says (`service.decision_line`).
+What must not live here: what a line of the log says (`decision_log.line`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import SECOND_US, Entry, whole_seconds
-from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader
-from ratelimit_service.rule_lab.replay.logs import Log, LogError
-from ratelimit_service.rule_lab.replay.recorded import moment_us
-from ratelimit_service.rules.paths import path_text
-from ratelimit_service.rules.texts import limit_text
-from ratelimit_service.service.decision_line import (
+from ratelimit_service.decision_log.line import (
     BadDecisionError,
     HashValue,
     LoggedDecision,
@@ -30,6 +23,13 @@ from ratelimit_service.service.decision_line import (
     read_limit,
     read_line,
 )
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.model import SECOND_US, Entry, whole_seconds
+from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader
+from ratelimit_service.rule_lab.replay.logs import Log, LogError
+from ratelimit_service.rule_lab.replay.recorded import moment_us
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.text.display import in_seconds, lasting, printable
 
 __all__ = [
@@ -269,14 +269,14 @@ def _denials(decisions: Sequence[LoggedDecision]) -> list[int]:
 def _denial(decisions: Sequence[LoggedDecision], place: int) -> Denial:
     """The denial there, with those that came after it."""
     decision = decisions[place]
-    further, last_us = Counter({_decided_by(decision): decision.times - 1}), decision.at_us
+    further, last_us = Counter[str](), decision.at_us
     until_us = decision.at_us + _reset_us(decision)
     for each in decisions[place + 1 :]:
         if not _denied(each) or each.at_us > until_us:
             break
-        further[_decided_by(each)] += each.times
+        further[_decided_by(each)] += 1
         last_us = each.at_us
-    return Denial(decision, +further, last_us)
+    return Denial(decision, further, last_us)
 
 
 def _first_of_its_run(decisions: Sequence[LoggedDecision], places: Sequence[int]) -> int:

@@ -39,7 +39,6 @@ class _Decision(msgspec.Struct, gc=False):
     descriptors: msgspec.Raw
     hits: int = 0
     code: str = ""
-    times: Literal[1] = 1
     sample: float | msgspec.UnsetType = msgspec.UNSET
     hashed: bool | msgspec.UnsetType = msgspec.UNSET
     unreadable: Literal[0] = 0

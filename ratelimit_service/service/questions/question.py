@@ -20,6 +20,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides
+from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
@@ -40,7 +41,8 @@ class Deciding:
     in memory, None if they are elsewhere. `shard_of` says which server has a hit's counter, "" if
     none has. `look_at` tells how counters stand, past any local cache, and `forget` lets them start
     again (it raises StoreError). `overrides` are those in force. `tail` knows the latest denials,
-    and `history` callers, unless nobody wants that. `queues` are those of rules, None where
+    and `line_of` writes one of them, of this moment, as the decision log has it. `history` knows
+    callers, unless nobody wants that. `queues` are those of rules, None where
     counters are in memory. `shard_states` says how the store's servers stand, if it has any.
     """
 
@@ -56,6 +58,7 @@ class Deciding:
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
     overrides: Overrides
     tail: Tail
+    line_of: Callable[[DecisionRecord, int], str]
     history: CallerHistory | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from ratelimit_service.errors import StoreError
+from ratelimit_service.eventloop.backoff import Backoff
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
@@ -296,8 +296,7 @@ class Server:
         self._health.degrade(self._component, f"Redis at {self._address} {fault}")
 
     async def _keep_connected(self, tried: asyncio.Event) -> None:
-        first, longest = _BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS
-        wait = first
+        backoff = Backoff(_BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS)
         while True:
             lasted = 0.0
             try:
@@ -315,7 +314,8 @@ class Server:
             else:
                 log.info("connected to Redis at %s", address)
                 self.at = str(address)
-                wait, since = first, self._loop.time()
+                backoff.reset()
+                since = self._loop.time()
                 self._well(connection)
                 tried.set()
                 following = asyncio.create_task(self._follow(connection, address))
@@ -334,8 +334,7 @@ class Server:
             tried.set()
             if lasted > _CALM_SECONDS:
                 continue  # the connection was a good one: the next attempt comes at once
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
-            wait = min(2 * wait, longest)
+            await asyncio.sleep(backoff.next_seconds())
 
     async def _greet(self, address: Address, connection: RedisConnection) -> None:
         """Brings the script, learns the clock, and lets the user ask. Raises StoreError.

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_service.decision_log.line import hashed_value, line_of, read_line
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.model import Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader
 from ratelimit_service.rule_lab.replay.logs import Lines
 from ratelimit_service.rule_lab.replay.recorded import moment_us
 from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
-from ratelimit_service.service.decision_line import hashed_value, line_of, read_line
 from ratelimit_service.stores import Verdict
 from ratelimit_service.wire import encode_request
 from tests.rule_lab.replay.playing import DAY, START_US, Recorded, asked, flat, limited, run
@@ -62,7 +62,6 @@ TAILS = st.sampled_from(
     [
         '"by":"count","descriptor":0,"rule":"user","used":1,"remaining":4,"reset_seconds":0.5}',
         '"by":"count","limit":{"requests_per_unit":5,"unit":"day"},"store":"memory"}',
-        '"by":"count","times":3}',
         '"by":"count","limit":{"unit":"}","used":1,"remaining":4,"reset_seconds":0.5}}',
         '"by":"count","limit":{"unit":"}","used":1,"remaining":4,"reset_seconds":0.5}',
         '"by":"count","descriptor":0,"rule":"user","used":',

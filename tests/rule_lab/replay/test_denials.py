@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.cli.main import ratelimit
+from ratelimit_service.decision_log.line import hashed_value, read_line
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.rule_lab.replay import denials
 from ratelimit_service.rule_lab.replay.logs import LogError
 from ratelimit_service.rule_lab.replay.recorded import moment_us
-from ratelimit_service.service.decision_line import hashed_value, read_line
 
 DAY = "2025-11-22"
 """It is over, so sentences name it."""
@@ -191,13 +191,6 @@ def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -
     _, said = why(capsys, log, [], "--at", "14:03")
 
     assert "14 further denials until 14:03:59 UTC" in said
-
-
-def test_equal_decisions_count(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line that stands for several decisions counts as so many."""
-    _, said = why(capsys, log, [line("14:03:07", times=3), line("14:03:09", times=4)])
-
-    assert "; 6 further denials until 14:03:09 UTC" in said
 
 
 def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

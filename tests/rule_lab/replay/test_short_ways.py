@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratelimit_service.decision_log.line import BadDecisionError, NothingAskedError, read_line
 from ratelimit_service.limiter import Planner
 from ratelimit_service.model import Code, Descriptor, Entry, Request, State
 from ratelimit_service.rule_lab.replay.csv_log import CsvLog
@@ -24,7 +25,6 @@ from ratelimit_service.rule_lab.replay.report import Report, report_of
 from ratelimit_service.rule_lab.replay.sources import rules_of
 from ratelimit_service.rule_lab.replay.use import Caller
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.decision_line import BadDecisionError, NothingAskedError, read_line
 from ratelimit_service.settings import Settings
 from tests.rule_lab.replay.playing import (
     START_US,
@@ -252,10 +252,8 @@ ASKED_TEXTS = st.sampled_from(
 ENDS = st.sampled_from(
     [
         ',"code":"OK"}',
-        ',"code":"OVER_LIMIT","used":3,"limit":{"unit":"}"},"times":3,"sample":0.5}',
+        ',"code":"OVER_LIMIT","used":3,"limit":{"unit":"}"},"sample":0.5}',
         ',"code":"UNAVAILABLE","hashed":true}',
-        ',"times":0}',
-        ',"times":"2"}',
         ',"code":7,"v":1.0}',
         ',"v":2}',
         ',"used":01}',
@@ -305,7 +303,7 @@ def test_decisions_that_are_read_together_are_those_of_each_line(texts: list[str
         else:
             told |= each.fields.keys()
             code = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}.get(each.code)
-            asked += [Recorded(each.at_us, each.request, code)] * each.times
+            asked.append(Recorded(each.at_us, each.request, code))
     assert found == asked
     assert (lines.unread, reader.refused) == (unread, refused)
     assert (reader.sampled, reader.hashed) == ("sample" in told, "hashed" in told)

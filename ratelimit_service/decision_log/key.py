@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Final
 
+from ratelimit_service.decision_log.line import HashValue, hashed_value
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.files.whole_file import read_whole
-from ratelimit_service.service.decision_line import HashValue, hashed_value
 
 __all__ = ["hash_of", "read_key"]
 

@@ -1,9 +1,9 @@
 """Lines of the decision log, of packets that the processes that decide have sent.
 
-A line says what `decision_line.line_of` says of its decision alone. Lines are put together of parts
+A line says what `line.line_of` says of its decision alone. Lines are put together of parts
 that are known by then, many at once: a part is made for each request and each caller that is new.
-What must not live here: what a packet has (`decision_packets`), and where lines go
-(`decision_log`).
+What must not live here: what a packet has (`packets`), and where lines go
+(`sinks`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 from typing import Final
 
+from ratelimit_service.decision_log.line import HashValue, asked_part, origin_part
+from ratelimit_service.decision_log.packets import Run, unpacked
 from ratelimit_service.grpc.h2.headers import HeaderReader
-from ratelimit_service.runtime.decision_packets import Run, unpacked
 from ratelimit_service.service.callers import REQUEST_ID, Headers, PackedHeaders
-from ratelimit_service.service.decision_line import HashValue, asked_part, origin_part
 from ratelimit_service.telemetry.parents import (
     TRACEPARENT,
     TRACESTATE,

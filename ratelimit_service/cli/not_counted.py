@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ratelimit_service.client.sync import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.model import Code, Decision, Descriptor, Limit, OverrideKind, Request, Unit
 
 __all__ = ["not_counted", "overrides_of", "why_not_counted"]

@@ -13,13 +13,13 @@ from types import FrameType
 import pytest
 
 from ratelimit_service import compiled, wire
+from ratelimit_service.decision_log.line import Circumstances, HashValue, line_of
+from ratelimit_service.decision_log.packet_lines import DecisionLines
+from ratelimit_service.decision_log.packets import DecisionPackets, decisions_in
 from ratelimit_service.grpc.h2.headers import HeaderReader, literal
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.runtime.decision_lines import DecisionLines
-from ratelimit_service.runtime.decision_packets import DecisionPackets, decisions_in
 from ratelimit_service.service import CallOrigin, DecidedBatch, Service
-from ratelimit_service.service.decision_line import Circumstances, HashValue, line_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore

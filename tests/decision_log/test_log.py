@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from ratelimit_service import wire
+from ratelimit_service.decision_log.feed import DecisionFeed
+from ratelimit_service.decision_log.key import hash_of, read_key
+from ratelimit_service.decision_log.line import hashed_value
+from ratelimit_service.decision_log.packet_lines import DecisionLines
+from ratelimit_service.decision_log.packets import decisions_in
+from ratelimit_service.decision_log.scribe import DecisionScribe
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.replay.denials import decisions_about
-from ratelimit_service.runtime.decision_feed import DecisionFeed
-from ratelimit_service.runtime.decision_lines import DecisionLines
-from ratelimit_service.runtime.decision_packets import decisions_in
-from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.service import CallOrigin, DecidedBatch, DecisionRecord
-from ratelimit_service.service.decision_key import hash_of, read_key
-from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking, Away, descriptor

@@ -1,8 +1,8 @@
 """Decisions for the decision log, in the process that decides.
 
 It hears of decisions after they were answered, and hands them on a few at a time between batches of
-requests. What must not live here: what is handed on of a decision (`decision_packets`), and who
-makes lines of it (`decision_scribe`).
+requests. What must not live here: what is handed on of a decision (`packets`), and who
+makes lines of it (`scribe`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ratelimit_service.decision_log.key import hash_of, read_key
+from ratelimit_service.decision_log.packets import DecisionPackets
 from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.runtime.decision_packets import DecisionPackets
-from ratelimit_service.service import DecidedBatch, DecisionRecord, Service
-from ratelimit_service.service.decision_key import hash_of, read_key
+from ratelimit_service.service import DecidedBatch, Service
 from ratelimit_service.settings import Settings, split_pairs
 
 __all__ = ["DecisionFeed"]
@@ -107,11 +107,7 @@ class DecisionFeed:
 
     def hear(self, decided: DecidedBatch) -> None:
         """Takes those decisions that are to be written down."""
-        if decided.records is not None:
-            decided = DecidedBatch.of(self._some_of(decided.records))
-            places: Sequence[int] = range(len(decided.bodies))
-        else:
-            places = self._chosen(decided)
+        places = self._chosen(decided)
         if not places:
             return
         at_us, bodies = now_us(), decided.bodies
@@ -178,16 +174,6 @@ class DecisionFeed:
                 chosen.add(place)
                 self._passed_over = _gap(self._allowed)
         return sorted(chosen)
-
-    def _some_of(self, records: Sequence[DecisionRecord]) -> list[DecisionRecord]:
-        """The records that are written down, each for as many decisions as are."""
-        found = []
-        for record in records:
-            share, times = self._denied if record.denied else self._allowed, record.times
-            wanted = times if share == 1 else sum([self._wants(share) for _ in range(times)])
-            if wanted:
-                found.append(record if wanted == times else record._replace(times=wanted))
-        return found
 
     def _wants(self, share: float) -> bool:
         return share == 1 or (share > 0 and random.random() < share)  # noqa: S311 -- no secret

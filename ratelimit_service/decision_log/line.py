@@ -21,6 +21,7 @@ from ratelimit_service.model import (
     SECOND_US,
     Descriptor,
     Entry,
+    Hit,
     Limit,
     Override,
     Request,
@@ -42,6 +43,7 @@ __all__ = [
     "decider_part",
     "hashed_value",
     "line_of",
+    "lines_of",
     "origin_part",
     "place_part",
     "read_limit",
@@ -75,12 +77,6 @@ class LoggedDecision(NamedTuple):
     at_us: int
     request: Request
     fields: Mapping[str, Any]
-
-    @property
-    def times(self) -> int:
-        """How many equal decisions the line stands for."""
-        times = self.fields.get("times", 1)
-        return times if isinstance(times, int) and 0 < times <= MAX_ADDEND else 1
 
     @property
     def code(self) -> str:
@@ -143,13 +139,26 @@ def line_of(
             if outcome.over and not denied:
                 parts.append('"shadowed":true')
     _add_circumstances(parts, record, hashed, circumstances)
-    if record.times != 1:
-        parts.append(f'"times":{record.times}')
     if sample != 1:
         parts.append(f'"sample":{sample}')
     if hashed is not None:
         parts.append('"hashed":true')
     return ",".join(parts) + "}"
+
+
+def lines_of(store: str, shard_of: Callable[[Hit], str]) -> Callable[[DecisionRecord, int], str]:
+    """Writes decisions of one process, each of its moment, with who asked and where it counted.
+
+    `store` is the setting, and `shard_of` says which server has a hit's counter.
+    """
+    kind = store.partition(":")[0]
+
+    def line(record: DecisionRecord, at_us: int) -> str:
+        shard = shard_of(record.hit) if record.hit is not None else ""
+        caller = record.caller.peer if record.caller is not None else ""
+        return line_of(record, at_us, circumstances=Circumstances(caller, "", "", kind, shard))
+
+    return line
 
 
 _START: Final = f'{{"v":{DECISION_SCHEMA},"time":"'

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.decision_log import scribe
+from ratelimit_service.decision_log.scribe import DecisionScribe
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.processes import pipes
-from ratelimit_service.runtime import decision_scribe
-from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.settings import Settings
-from tests.runtime.deciding import packet
+from tests.decision_log.packets import packet
 from tests.servers.process import PATIENCE_SECONDS
 
 
@@ -56,7 +56,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end waits for what is written here, however long a busy machine takes for it."""
-    monkeypatch.setattr(decision_scribe, "_REST_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(scribe, "_REST_SECONDS", PATIENCE_SECONDS)
 
 
 async def test_no_line_is_lost_with_the_process(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_no_line_is_lost_with_the_process(tmp_path: Path) -> None:
 
 async def test_another_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the process was killed there is another one, and what came meanwhile is written."""
-    monkeypatch.setattr(pipes, "_LEAST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(pipes, "_FIRST_PAUSE_SECONDS", 0.05)
     ours = Scribe(tmp_path / "log")
     async with ours.scribe.running():
         await until(lambda: ours.scribe.working)
@@ -127,8 +127,8 @@ async def test_what_is_too_much_is_counted(tmp_path: Path) -> None:
 
 async def test_slow_reader_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a reader does not take is counted, also at the end, which waits for it only so long."""
-    monkeypatch.setattr(decision_scribe, "_PROCESS_SECONDS", 0.05)
-    monkeypatch.setattr(decision_scribe, "_REST_SECONDS", 0.05)
+    monkeypatch.setattr(scribe, "_PROCESS_SECONDS", 0.05)
+    monkeypatch.setattr(scribe, "_REST_SECONDS", 0.05)
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

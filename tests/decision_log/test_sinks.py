@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from ratelimit_service.client import Client
-from ratelimit_service.runtime import decision_log
-from ratelimit_service.runtime.decision_log import DecisionLogFile, LogConfig, Stdout, sink_of
-from ratelimit_service.runtime.decision_writer import DecisionWriter, Progress
+from ratelimit_service.cli.service_client import Client
+from ratelimit_service.decision_log import sinks
+from ratelimit_service.decision_log.sinks import DecisionLogFile, LogConfig, Stdout, sink_of
+from ratelimit_service.decision_log.writer import DecisionWriter, Progress
+from tests.decision_log.packets import packet
 from tests.runtime.callers import ask
 from tests.runtime.conftest import Start
-from tests.runtime.deciding import packet
 from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.redis import RedisServer
 
@@ -149,7 +149,7 @@ def test_stdout() -> None:
 
 def test_syslog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each line is a message of the system's log; one that is too long for it is left out."""
-    monkeypatch.setattr(decision_log, "_SYSLOG", str(tmp_path / "log"))
+    monkeypatch.setattr(sinks, "_SYSLOG", str(tmp_path / "log"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
         system.bind(str(tmp_path / "log"))
         system.settimeout(PATIENCE_SECONDS)

@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import os
-import random
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,10 @@ from grpc import aio
 
 from ratelimit_service import __version__
 from ratelimit_service.errors import BadRequestError
+from ratelimit_service.eventloop.backoff import Backoff
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.files.whole_file import read_whole
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.processes.low_priority import NICENESS
 from ratelimit_service.processes.pipes import framed
 from ratelimit_service.rules.resource import resource_bytes
@@ -38,13 +39,12 @@ from ratelimit_service.wire.discovery import (
     encode_request,
 )
 
-__all__ = ["Pauses", "main"]
+__all__ = ["main"]
 
 _NACK_US = 1_000_000
 """A server answers a NACK at once with what was refused: so often one is sent at most."""
 
-_LEAST_SECONDS, _MOST_SECONDS = 0.5, 30.0
-_JITTER = 0.2
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 
 _EARLY_SECONDS = 1.0
 """A server that has not answered for so long after the start is spoken of."""
@@ -67,24 +67,6 @@ _SAY_AGAIN_US = 60_000_000
 _Call = aio.StreamStreamCall[bytes, bytes]
 
 
-class Pauses:
-    """How long to wait before the next try to connect: longer and longer, never just alike."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-
-    def reset(self) -> None:
-        """Something has come: the next pause is short again."""
-        self._failures = 0
-
-    def next_seconds(self) -> float:
-        """The pause after one more failure, from half a second to half a minute."""
-        usual = _LEAST_SECONDS * float(1 << min(self._failures, 10))
-        self._failures += 1
-        varied = usual * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 -- no secret
-        return min(max(varied, _LEAST_SECONDS), _MOST_SECONDS)
-
-
 class _LostError(Exception):
     """The stream has ended, or there was none; the text says why."""
 
@@ -103,7 +85,7 @@ class _Client:
         self._task = task
         self._verdicts = verdicts
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._pauses = Pauses()
+        self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._stamp = 0
         self._resources = _Resources()
         self._judged: _Judged | None = None
@@ -113,7 +95,7 @@ class _Client:
         self._heard = False
         """Whether something has come on this stream."""
         self._nacked_us = -_NACK_US
-        self._unasked_us = -_SAY_AGAIN_US
+        self._unasked = LogThrottle(_SAY_AGAIN_US)
         """When the log last said that something came that nobody has asked for."""
         self._why = "it has not answered yet"
         self._away: asyncio.TimerHandle | None = None
@@ -135,7 +117,7 @@ class _Client:
                 else:
                     self._tell_early()
                 self._doubt()
-            await asyncio.sleep(self._pauses.next_seconds())
+            await asyncio.sleep(self._backoff.next_seconds())
 
     @property
     def _location(self) -> str:
@@ -195,8 +177,7 @@ class _Client:
                 raise _LostError(f"what it sends is no DiscoveryResponse: {error}") from error
             if response.type_url == TYPE_URL:
                 return response
-            if elapsed_us() - self._unasked_us >= _SAY_AGAIN_US:
-                self._unasked_us = elapsed_us()
+            if self._unasked.take():
                 kind = response.type_url[:_MOST_SHOWN]
                 text = f"{self._location} sends {kind!r}, which nobody has asked for"
                 await self._log(logging.WARNING, text)
@@ -280,7 +261,7 @@ class _Client:
     def _hear(self) -> None:
         """Something has come: the server is there."""
         self._heard = self._told_early = True
-        self._pauses.reset()
+        self._backoff.reset()
         if self._away is not None:
             self._away.cancel()
             self._away = None

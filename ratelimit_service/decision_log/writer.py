@@ -1,8 +1,8 @@
 """What writes the decision log: it makes lines of packets, and writes them part by part.
 
 As a rule it is a process of its own, the one writer for all that decide; its `main` is here. What
-must not live here: where lines go (`decision_log`), what they say (`decision_lines`), and the way
-from those that decide to the process (`decision_scribe`).
+must not live here: where lines go (`sinks`), what they say (`packet_lines`), and the way
+from those that decide to the process (`scribe`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import signal
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ratelimit_service.decision_log.key import hash_of
+from ratelimit_service.decision_log.packet_lines import DecisionLines
+from ratelimit_service.decision_log.packets import decisions_in
+from ratelimit_service.decision_log.sinks import LogConfig, Sink, sink_of
 from ratelimit_service.processes.low_priority import NICENESS
 from ratelimit_service.processes.pipes import Frames, framed
-from ratelimit_service.runtime.decision_lines import DecisionLines
-from ratelimit_service.runtime.decision_log import LogConfig, Sink, sink_of
-from ratelimit_service.runtime.decision_packets import decisions_in
-from ratelimit_service.service.decision_key import hash_of
 from ratelimit_service.text.display import printable, reason
 
 __all__ = ["RETRY_SECONDS", "DecisionWriter", "Progress", "main"]

@@ -1,6 +1,6 @@
 """Where lines of the decision log go: a file that is rotated, standard output, or the system's log.
 
-What must not live here: what a line says (`decision_lines`), and who writes (`decision_writer`).
+What must not live here: what a line says (`line`), and who writes (`writer`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It takes packets, hands them over, and hears what became of them. So a process that decides has no
 work with lines and files. Where the other process is not there, as in the first moment, or for a
 while after it was killed, a thread of this one writes. A packet is kept until it is done with, so
-none is lost with the process. What must not live here: how packets are written (`decision_writer`).
+none is lost with the process. What must not live here: how packets are written (`writer`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Final, Self
 
+from ratelimit_service.decision_log import writer
+from ratelimit_service.decision_log.key import read_key
+from ratelimit_service.decision_log.packets import decisions_in
+from ratelimit_service.decision_log.sinks import LogConfig
+from ratelimit_service.decision_log.writer import RETRY_SECONDS, DecisionWriter, Progress
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -33,11 +38,6 @@ from ratelimit_service.processes.pipes import (
     read_frame,
     start,
 )
-from ratelimit_service.runtime import decision_writer
-from ratelimit_service.runtime.decision_log import LogConfig
-from ratelimit_service.runtime.decision_packets import decisions_in
-from ratelimit_service.runtime.decision_writer import RETRY_SECONDS, DecisionWriter, Progress
-from ratelimit_service.service.decision_key import read_key
 from ratelimit_service.settings import Settings
 
 __all__ = ["DecisionScribe"]
@@ -208,14 +208,14 @@ class DecisionScribe:
     def _pause(self, seconds: float, why: str) -> None:
         self._pausing = True
         log.warning(
-            "no process writes the decision log for %g s, so this one does: %s", seconds, why
+            "no process writes the decision log for %.1f s, so this one does: %s", seconds, why
         )
 
     async def _run(self) -> None:
         """Runs the process once, until it ends. Raises OSError if it cannot be started."""
         inherited = (self._config.stdout,) if self._config.stdout >= 0 else ()
         process = await asyncio.to_thread(
-            start, decision_writer.__name__, subprocess.DEVNULL, inherited=inherited
+            start, writer.__name__, subprocess.DEVNULL, inherited=inherited
         )
         self.process = process
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ratelimit_service import wire
+from ratelimit_service.decision_log.packets import DecisionPackets
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.model import Request
-from ratelimit_service.runtime.decision_packets import DecisionPackets
 from ratelimit_service.service import DecidedBatch, DecisionRecord
 from tests.service.asking import descriptor
 

@@ -11,7 +11,7 @@ import trustme
 from click.testing import CliRunner
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.client.admin import AdminAddress, AdminClient
+from ratelimit_service.cli.admin_client import AdminAddress, AdminClient
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.grpc.tls import TLSFiles
 from ratelimit_service.settings import Settings
@@ -52,7 +52,7 @@ async def test_an_answer_that_is_too_large(
     admin: AdminSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that is cut off is not taken for that of another program."""
-    monkeypatch.setattr("ratelimit_service.client.admin._MOST_BYTES", 5)
+    monkeypatch.setattr("ratelimit_service.cli.admin_client._MOST_BYTES", 5)
 
     assert "answers more than 5 bytes" in await failed(AdminAddress(f"127.0.0.1:{admin.port}"))
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from ratelimit_service.client import Client
+from ratelimit_service.cli.service_client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Decision, Request
 from ratelimit_service.wire import METHOD, SERVICE

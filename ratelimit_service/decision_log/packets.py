@@ -2,8 +2,8 @@
 
 What costs time there costs callers time. So of a usual denial only what is known anyway is packed:
 the bytes of its request and of its headers, and once for all denials alike what they have in
-common. Lines are made of it in another process (`decision_lines`). What must not live here: which
-decisions are written down (`decision_feed`).
+common. Lines are made of it in another process (`packet_lines`). What must not live here: which
+decisions are written down (`feed`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ import marshal
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from ratelimit_service.limiter import DecidedBy, Plan
-from ratelimit_service.model import SECOND_US, Hit, Outcome
-from ratelimit_service.service.asked import Asked
-from ratelimit_service.service.callers import PackedHeaders
-from ratelimit_service.service.decision_line import (
+from ratelimit_service.decision_log.line import (
     Circumstances,
     HashValue,
     beginning,
@@ -24,6 +20,10 @@ from ratelimit_service.service.decision_line import (
     line_of,
     place_part,
 )
+from ratelimit_service.limiter import DecidedBy, Plan
+from ratelimit_service.model import SECOND_US, Hit, Outcome
+from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.callers import PackedHeaders
 from ratelimit_service.service.records import DecidedBatch
 from ratelimit_service.stores import Verdict
 from ratelimit_service.telemetry.parents import parent_of, request_id_of

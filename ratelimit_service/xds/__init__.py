@@ -1,0 +1,1 @@
+"""The program that asks a management server for rules."""
