@@ -258,11 +258,14 @@ class Script:
         self.said.append(frames.frame(kind, flags, stream_id, payload))
 
     def some(self, number: int) -> int:
-        """A stream that is open, or was, or is the next one."""
-        return max(1, self.stream_id + 2 - 2 * (number % 8))
+        """A stream that is open, or was; of some numbers the next one."""
+        return max(1, self.stream_id + 2 * (number == 47) - 2 * (number % 8))
 
     def one_begun(self, number: int) -> int:
-        return self.begun[number % len(self.begun)] if self.begun else self.some(number)
+        """A stream of a call that goes on, which is begun if there is none."""
+        if not self.begun:
+            self.headers(number, 0)
+        return self.begun[number % len(self.begun)]
 
     def headers(self, number: int, size: int) -> None:
         self.stream_id += 2
@@ -278,6 +281,25 @@ class Script:
         stream_id = self.one_begun(number)
         self.say(FrameType.DATA, END_STREAM, stream_id, message(size))
         self._end(stream_id)
+
+    def no_message(self, number: int, size: int) -> None:
+        """A body that is no message: it is packed, or says another length."""
+        stream_id, body = self.one_begun(number), bytearray(message(size))
+        body[(0, 4)[number & 1]] ^= 1
+        self.say(FrameType.DATA, END_STREAM, stream_id, bytes(body))
+        self._end(stream_id)
+
+    def narrow(self, number: int, size: int) -> None:
+        """A call whose answer may be longer than its window, which is wider than others'."""
+        self.first_window(number % 4, size)
+        self.headers(0, size)
+        stream_id = self.stream_id
+        wider = frames.window_update(stream_id, 7 + number % 40)
+        if number & 1:
+            self.said.append(wider)
+        self.last(-1, size)
+        if not number & 1:
+            self.said.append(wider)
 
     def _end(self, stream_id: int) -> None:
         if stream_id in self.begun:
@@ -309,7 +331,7 @@ class Script:
 
     def trailers(self, number: int, size: int) -> None:
         stream_id = self.one_begun(number)
-        flags = END_HEADERS | (END_STREAM if size else 0)
+        flags = END_HEADERS | (END_STREAM if number < 44 else 0)
         self.say(FrameType.HEADERS, flags, stream_id, TRAILERS)
         self._end(stream_id)
 
@@ -319,7 +341,7 @@ class Script:
         stream_id, payload, flags = self.stream_id, USUAL, 0
         if number & 1:
             # On itself it may not depend.
-            other = stream_id if number % 16 == 1 else 0
+            other = stream_id if number == 17 else 0
             payload, flags = other.to_bytes(4, "big") + b"\5" + payload, PRIORITY
         if number & 2:
             payload, flags = b"\3" + payload + bytes(3), flags | PADDED
@@ -330,7 +352,7 @@ class Script:
         first = flags | ends | (END_HEADERS if whole else 0)
         self.say(FrameType.HEADERS, first, stream_id, payload[:at])
         if not whole:
-            if number % 5 == 0:
+            if number == 47:
                 self.say(FrameType.PING, 0, 0, bytes(8))
             self.say(FrameType.CONTINUATION, 0, stream_id, payload[at : at + 4])
             self.say(FrameType.CONTINUATION, END_HEADERS, stream_id, payload[at + 4 :])
@@ -342,10 +364,12 @@ class Script:
         self.stream_id += 2 * (number % 3)
         before = self.stream_id
         self.whole(number, size)
-        if number % 4 == 0:
+        if number == 36:
             self.say(FrameType.HEADERS, END_HEADERS, before, USUAL)
-        if number % 16 == 1:
-            self.say(FrameType.HEADERS, END_HEADERS, before + 1, USUAL)
+        if number == 37:
+            even = self.stream_id + 1
+            self.say(FrameType.HEADERS, END_HEADERS, even, USUAL)
+            self.say(FrameType.DATA, END_STREAM, even, message(size))
 
     def reset(self, number: int, size: int) -> None:
         stream_id = self.one_begun(number) if size & 1 else self.some(number)
@@ -354,11 +378,11 @@ class Script:
 
     def wider(self, number: int, size: int) -> None:
         stream_id = (0, self.some(number), self.one_begun(number))[number % 3]
-        increment = (7, 40, 40, 100, 0, MAX_WINDOW, 7 | RESERVED)[size % 7]
+        increment = {46: 0, 45: MAX_WINDOW, 44: 7 | RESERVED}.get(number, 7 + size)
         self.say(FrameType.WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
 
     def first_window(self, number: int, size: int) -> None:
-        wide = (0, 5, 20, 60, 65_535, MAX_WINDOW)[number % 6]
+        wide = MAX_WINDOW if number == 47 else (0, 5, 20, 60, 65_535)[number % 5]
         self.said.append(frames.settings({SettingId.INITIAL_WINDOW_SIZE: wide}))
 
     def reserved(self, number: int, size: int) -> None:
@@ -373,7 +397,6 @@ class Script:
         """What belongs to no call, or breaks a rule."""
         some = self.some(size)
         odd: list[bytes] = [
-            frames.ping(bytes(8), ack=False),
             frames.frame(FrameType.PRIORITY, 0, some, bytes(4) + b"\5"),
             frames.frame(FrameType.PRIORITY, 0, some, some.to_bytes(4, "big") + b"\5"),
             frames.settings({SettingId.MAX_FRAME_SIZE: 16_384 if size else 1}),
@@ -387,7 +410,8 @@ class Script:
             frames.frame(FrameType.HEADERS, END_HEADERS, 2, USUAL),
             frames.frame(FrameType.HEADERS, END_HEADERS, self.stream_id + 2, b"\xff\xff"),
         ]
-        self.said.append(odd[number % len(odd)])
+        ping = frames.ping(bytes(8), ack=False)
+        self.said.append(odd[number] if number < len(odd) else ping)
 
 
 STEPS: Final[tuple[Callable[[Script, int, int], None], ...]] = (
@@ -396,6 +420,8 @@ STEPS: Final[tuple[Callable[[Script, int, int], None], ...]] = (
     Script.headers,
     Script.headers,
     Script.last,
+    Script.narrow,
+    Script.no_message,
     Script.parts,
     Script.part,
     Script.padded,
