@@ -5,7 +5,7 @@ unit's cost is the CPU time of the dearest kind of its work, interpreted, on a c
 60,000 calls a second. A frame is measured as if it came in a read of its own, with its answer and
 the system's work for both. Values are rounded up; compiled all of it costs less. Budgets and
 allowances (the first three) are choices: what real clients need, with room. What must not live
-here: what happens when a budget is spent (`account`).
+here: what happens when a budget is spent (`budget`).
 
 Callers that give up are no attackers. Envoy cancels a call after its timeout, and while something
 hangs it cancels all that are under way, 4,000 at most. One costs 20 us if its headers are known,
