@@ -516,4 +516,6 @@ def test_h2_hears_the_same(
                 stream_id = waiting[place % len(waiting)]
                 ours.answer(stream_id, size)
                 theirs.answer(stream_id, size)
+        if not answers:
+            ours.connection.tick()
         assert ours.state() == theirs.state()
