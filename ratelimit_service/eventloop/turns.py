@@ -357,7 +357,9 @@ class Turns:
             self._before_write = None
         self._ended_us = elapsed_us()
         took_us = self._ended_us - now_us
-        if waiting.brought_calls and took_us <= _LITTLE_US and not waiting.late:
+        # Steps that it has left are long work.
+        little = took_us <= _LITTLE_US and not (waiting.late or self._steps)
+        if waiting.brought_calls and little:
             waiting.little_pieces += 1
         else:
             waiting.little_pieces = 0

@@ -132,6 +132,16 @@ class Once(Working):
         return False
 
 
+class Stepping(Working):
+    """One whose call is decided in steps."""
+
+    def handle_piece(self, now_us: int, *, at_once: bool = False) -> bool:
+        self.pieces += 1
+        self._clock.us += self._us
+        self._held.alone(lambda: None, 40)
+        return False
+
+
 def asking(clock: Time, held: Turns) -> Working:
     """A client that has asked little for a while, and has used much time."""
     client = Working(clock, held, TURN_US // 20)
@@ -222,6 +232,18 @@ async def test_who_asks_little(clock: Time, us: int, calls: int, late: bool, lit
         take_turn(held)
 
     assert client.little_pieces == (little and client.pieces)
+
+
+async def test_who_leaves_long_work_does_not_ask_little(clock: Time) -> None:
+    """That holds also where its pieces take little, and are handled as they come."""
+    alone = Turns()
+    client = Stepping(clock, alone, 100)
+    client.little_pieces = _ASKS_LITTLE
+
+    alone.add(client, clock.us)
+
+    assert client.pieces == 1
+    assert client.little_pieces == 0
 
 
 @pytest.mark.parametrize("us", [TURN_US // 20, TURN_US // 4])

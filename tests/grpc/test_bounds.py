@@ -78,6 +78,28 @@ def test_unfinished_messages_of_many() -> None:
     assert memory.held == 0
 
 
+def test_calls_without_messages_of_many() -> None:
+    """Headers whose messages never come are kept within the same bound, whoever sends them."""
+    memory = Memory(1_000_000)
+    clients = [Chatting(memory) for _ in range(10)]
+    memory.connections = len(clients)
+
+    for client in clients:
+        client.settle()
+    for _ in range(20):
+        for client in clients:
+            client.connection.receive(b"".join(client.headers() for _ in range(50)))
+            client.connection.tick()
+
+    assert memory.held < 2_000_000
+    assert all(
+        client.connection.streams.open for client in clients if not client.connection.closing
+    )
+    for client in clients:
+        client.connection.forget()
+    assert memory.held == 0
+
+
 def test_answers_that_nobody_takes() -> None:
     """A client that lets answers pile up above the bound is ended."""
     client = Client()

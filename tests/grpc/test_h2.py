@@ -145,6 +145,23 @@ def test_no_call_behind_a_shut_window() -> None:
     assert (len(connection.streams), connection.budget.held) == (0, 0)
 
 
+def test_answer_that_is_said_in_full_before_its_window_is_looked_at() -> None:
+    """When all windows open, nothing is left to do for an answer that has gone out meanwhile."""
+    client = Client()
+    client.settle()
+    connection = client.connection
+    connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
+    connection.receive(client.headers() + client.data())
+    connection.sender.send(client.stream_id, b"answer")
+
+    connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 65_535}), 1)
+    connection.sender.finish(client.stream_id)
+    connection.receive(b"")
+
+    assert not connection.is_open(client.stream_id)
+    assert not connection.has_more
+
+
 def test_cancelled_call() -> None:
     """A call that the client gives up is told, and an answer to it goes nowhere."""
     client = Client()

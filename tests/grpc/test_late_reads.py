@@ -261,3 +261,25 @@ async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> No
 
     assert FrameType.DATA in ends.wire.kinds()
     assert not ends.stats.overloaded
+
+
+async def test_calls_without_deadline_behind_a_late_one_take_turns(tmp_path: Path) -> None:
+    """A client that is late has no more calls counted in one piece than a turn is long."""
+    ends = Ends(Asking(tmp_path, RULES))
+    ends.settle()
+    ends.call(waited_us=80_000_000)
+    body = wire.encode_request(Request("edge", (descriptor("user=a"),)))
+    calls = [ends.frames("100S")]
+    calls += [ends.client.headers() + ends.client.data(body) for _ in range(1_000)]
+    ends.wire.kinds()
+
+    ends.protocol.data_received(b"".join(calls))
+    chunks = ends.protocol._inbox.chunks
+    chunks[0] = (elapsed_us() - 80_000_000, chunks[0][1])
+    ends.protocol.handle_piece(elapsed_us())
+    ends.protocol.end_turn()
+
+    first = ends.wire.kinds().count(FrameType.DATA)
+    ends.turn()
+    assert first <= 256
+    assert first + ends.wire.kinds().count(FrameType.DATA) == 1_000

@@ -156,9 +156,10 @@ async def test_what_is_read_together_takes_turns() -> None:
     for ends in clients:
         ends.calls.messages.clear()
 
+    client = Client()
+    call = client.headers() + client.data(b"dear")
     for ends in clients:
-        client = Client()
-        ends.protocol.data_received(client.headers() + client.data(b"dear"))
+        ends.protocol.data_received(call)
 
     assert 0 < sum(len(ends.calls.messages) for ends in clients) <= 2
 

@@ -122,7 +122,7 @@ class Connection:
         start, self._cut_short = at, False
         try:
             streams, sender = self.streams, self.sender
-            if sender.resumable or streams.blocked or streams.shut or not self.life.settled:
+            if sender.resumable or sender.opened or streams.blocked or not self.life.settled:
                 at, most = self._before(data, at, most, events)
             if at or self.life.opening is not Opening.PREFACE:
                 at, self._cut_short = self._receiver.walk(data, at, most, events)

@@ -14,7 +14,6 @@ __all__ = [
     "DEFAULT_WINDOW",
     "END_HEADERS",
     "END_STREAM",
-    "FLAGS_AT",
     "FRAME_HEAD_BYTES",
     "HEADERS",
     "MAX_FRAME_SIZE",
@@ -25,7 +24,6 @@ __all__ = [
     "RESET",
     "RST_STREAM",
     "RST_STREAM_BYTES",
-    "SHORT_FRAME_BYTES",
     "STREAM_AT",
     "UPDATE",
     "WHOLE_HEADERS",
@@ -50,9 +48,8 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD_BYTES: Final = 9
 """In front of each payload: its length, the frame's type, flags and stream (section 4.1)."""
 
-FLAGS_AT: Final = 4
 STREAM_AT: Final = 5
-"""The offsets in a frame at which its flags and its stream's number stand."""
+"""The offset in a frame at which its stream's number stands."""
 
 split_head: Final = struct.Struct(">BHHI").unpack_from
 """The parts of a frame's head: of the length the high byte and the rest, type and flags as one
@@ -83,9 +80,6 @@ WINDOW_UPDATE: Final = 0x8
 RST_STREAM_BYTES: Final = 4
 WINDOW_UPDATE_BYTES: Final = 4
 """The sizes of these frames' payloads (sections 6.4 and 6.9)."""
-
-SHORT_FRAME_BYTES: Final = FRAME_HEAD_BYTES + RST_STREAM_BYTES
-"""The size of a whole frame of RST_STREAM or WINDOW_UPDATE."""
 
 WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
 RESET: Final = RST_STREAM << 8

@@ -37,8 +37,9 @@ _BULK_BYTES: Final = 16_384
 """The same, and how many bytes, of a client that sends many usual calls at once, and is in time:
 what it has under way is one piece then. Each piece has costs of its own."""
 
-_LATE_CALLS: Final = 1_024
-"""The same of calls that there is no time for: to refuse one takes a microsecond or two."""
+_LATE_CALLS: Final = 256
+"""The same of calls that there is no time for: to refuse one takes a microsecond or two. Among them
+may be calls of callers who name no deadline. So many of these take about a turn."""
 
 _SHORT_US: Final = TURN_US // 2
 """A piece that took less is followed by another one of the same read. So what came in one read is

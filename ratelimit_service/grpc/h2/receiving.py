@@ -197,6 +197,8 @@ class Receiver:
                 else:
                     events.append(Calls(head, stream_ids, messages))
                 return end, count * PIECE_US
+        if self._budget.holds_too_much:
+            return 0, 0  # a call that may never be whole is refused
         streams.opens(stream_id)
         streams.begun[stream_id] = head, caller, b""
         return stop, PIECE_US
