@@ -26,6 +26,7 @@ from ratelimit_service.net import listening
 from ratelimit_service.net.accepting import Acceptor, Guests, peer_of
 from ratelimit_service.net.handshakes import Handshakes
 from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service import Service
 from ratelimit_service.text.display import count
@@ -48,7 +49,7 @@ _FORGOTTEN_AT_ONCE = 32
 _TOLD_AT_ONCE = 32
 """So many connections are told to leave in one round of the loop: each is a write, some 20 us."""
 
-_LOG_EVERY_SECONDS = 10.0
+_LOG_EVERY_US = 10_000_000
 """The log tells at most so often of connections that were ended for their client's fault."""
 
 
@@ -87,8 +88,7 @@ class H2Server:
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000
         self._memory = Memory()
-        self._logged_at = -_LOG_EVERY_SECONDS
-        self._unlogged = 0
+        self._throttle = LogThrottle(_LOG_EVERY_US)
         self._protocols: dict[Http2Protocol, float] = {}
         """All connections, also those that are just being made, and how old each may get."""
         self._gone: deque[tuple[Http2Protocol, Callable[[], None]]] = deque()
@@ -219,16 +219,14 @@ class H2Server:
 
     def _say(self, reason: str) -> None:
         """Logs an ended connection, unless others have just been logged."""
-        self._unlogged += 1
-        now = self._loop.time()
-        if now - self._logged_at >= _LOG_EVERY_SECONDS:
+        ended = self._throttle.take()
+        if ended:
             log.warning(
                 "%s ended, since clients broke a bound or a rule, the last one for %s: "
                 "see ratelimit_closed_connections_total",
-                count(self._unlogged, "connection"),
+                count(ended, "connection"),
                 reason,
             )
-            self._logged_at, self._unlogged = now, 0
 
     def _tell_if_empty(self) -> None:
         if not self.connections:
