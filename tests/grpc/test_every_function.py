@@ -349,6 +349,11 @@ async def test_each_function_of_reading_fails_once(reading: Client) -> None:
     assert functions
 
 
+def test_what_is_looked_at_is_there() -> None:
+    """A folder or a module that was renamed is not passed over."""
+    assert [each for each in [*LOOKED_AT, READING] if not (PACKAGE / each).exists()] == []
+
+
 def _is_of_reading(code: CodeType) -> bool:
     its_file = Path(code.co_filename)
     return its_file.is_relative_to(PACKAGE / READING) and code.co_qualname not in EXCUSED
