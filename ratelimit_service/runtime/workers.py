@@ -209,6 +209,12 @@ class Workers(AskedWorkers):
             async with asyncio.timeout(grace_us / 1_000_000 + SLACK_SECONDS):
                 await self._all_ended()
         except TimeoutError:
+            for worker in self._all:
+                log.error(  # noqa: TRY400 - a traceback of ours says nothing of the worker
+                    "worker %d (pid %d) did not end in time and was killed",
+                    worker.number,
+                    worker.pid,
+                )
             self.kill()
             await self._all_ended()
 

@@ -129,6 +129,7 @@ async def test_events_have_the_documented_fields(
     await asking.service.decide([b"\xff"])
     (tmp_path / "0.yaml").write_text(RULES.replace("unit", "unti"))
     await asking.rules.reload()
+    asking.rules.watched_by("no more can be watched")
 
     fields = [vars(each)["fields"] for each in caplog.records if "fields" in vars(each)]
     found = {frozenset(each) for each in fields}

@@ -57,6 +57,18 @@ def test_it_is_silent(start: Start) -> None:
     assert service.decide("edge", user="bob").status == 429
 
 
+def test_it_is_silent_at_the_end(start: Start) -> None:
+    """A worker that does not end in time is killed when the service stops, and the log says so."""
+    service = start("--grace", "1s")
+    (worker,) = pids(service)
+
+    os.kill(worker, signal.SIGSTOP)
+    service.signal(signal.SIGTERM)
+
+    assert service.wait() == 0
+    assert f"ERROR worker 1 (pid {worker}) did not end in time and was killed" in service.log
+
+
 def test_counters_are_told(start: Start) -> None:
     """Metrics say how many counters there are in its memory, at the moment of the question."""
     service = start()
