@@ -515,7 +515,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _flush_now(self) -> None:
         self.flushing = False
-        self.flush()
+        try:
+            self.flush()
+        except Exception as error:  # what it was to say may not be whole any more
+            self.fail(error)
 
     def abort(self) -> None:
         """Drops the connection without a word."""

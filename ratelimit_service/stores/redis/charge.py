@@ -417,7 +417,8 @@ class ShardBatch:
         for index in indexes:
             if self._has_answer(index):
                 continue
-            hits, ats, of = self.requests[index], self.ats(index), self.indexes[index]
+            hits, of = self.requests[index], self.indexes[index]
+            ats = self.ats(index) if self.starts else []
             found = charge.without(hits, reason, self.shard, at_us)
             count += 1
             if ats:
