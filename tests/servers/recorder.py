@@ -37,10 +37,10 @@ class Recorder(asyncio.Protocol):
             if data[at + 3] == FrameType.HEADERS:
                 self._recorded.append(data[at + 9 : stop])
             at = stop
-        for event in self._connection.receive(data):
+        for event in self._connection.receive(data).events:
             if isinstance(event, Calls):
                 for stream_id in event.stream_ids:
-                    self._connection.answer(stream_id, _ALLOWED)
+                    self._connection.sender.answer(stream_id, _ALLOWED)
         self._transport.write(self._connection.take_output())
 
     @classmethod
