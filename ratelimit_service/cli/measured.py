@@ -61,8 +61,8 @@ BY_ALGORITHM: Final = MappingProxyType(dict(map(_read, _TABLE.strip().splitlines
 """What was measured of algorithms. One is missing here until `make bench` has measured it."""
 
 WORKER_BYTES: Final = 75_000_000
-"""A worker with few rules (25 MiB, held by a test), and all that it may remember of requests
-(50 MB, the bounds of `service.planning`)."""
+"""A worker with few rules (25 MiB; a test holds it below 40), and all that it may remember of
+requests (50 MB, the bounds of `service.planning`)."""
 
 CLIENTS_BYTES: Final = 64 << 20
 """What clients that are slow, or attack, can make a worker keep in addition."""
