@@ -57,7 +57,16 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, redis_server: RedisServer) -> Iterator[Scene]:
     redis_server.flush()
-    scene = Scene(tmp_path, redis_server)
+    yield from _running(Scene(tmp_path, redis_server))
+
+
+@pytest.fixture
+def own_scene(tmp_path: Path, own_redis: RedisServer) -> Iterator[Scene]:
+    """One whose Redis may be killed."""
+    yield from _running(Scene(tmp_path, own_redis))
+
+
+def _running(scene: Scene) -> Iterator[Scene]:
     yield scene
     for each in scene.running:
         each.kill()
@@ -112,15 +121,15 @@ def test_why_who_let_through_and_keep_out(scene: Scene) -> None:
     assert f"by override (ban {ban['id']} until {in_seconds(ban['until'])} by local: abuse)" in said
 
 
-def test_why_while_redis_is_away(scene: Scene, redis_server: RedisServer) -> None:
+def test_why_while_redis_is_away(own_scene: Scene, own_redis: RedisServer) -> None:
     """While Redis is away it is told why a caller is denied all the same, and what is degraded."""
-    service = scene.service("--failure-policy", "closed")
+    service = own_scene.service("--failure-policy", "closed")
     admin = f"127.0.0.1:{service.admin_port}"
     http(f"http://{admin}/denials")  # from now on they are noted
-    redis_server.kill()
+    own_redis.kill()
     wait_until(lambda: service.decide("api", user="bob").status == DENIED, "a denial")
 
-    said = scene.run("why", "api", "user=bob", "--admin", admin)
+    said = own_scene.run("why", "api", "user=bob", "--admin", admin)
     status = [COMMAND, "status", "--admin", admin]
     told = subprocess.run(status, capture_output=True, text=True, check=False, timeout=60)
 
