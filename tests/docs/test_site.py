@@ -109,7 +109,7 @@ FOUND = """new Promise((done) => {
 def test_search_ranks_by_page(site: Path, chromium: Chromium, words: str, first: str) -> None:
     """A search shows pages that explain before lists, and both before what has changed."""
     chromium.visit(f"{(site / 'search.html').as_uri()}?q={words}")
-    found = chromium.run(FOUND, promise=True)
+    found = chromium.run(FOUND)
 
     assert found[0] == first
     inside = [page in ("Changelog", "Architecture", "Benchmarks") for page in found]

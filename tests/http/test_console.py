@@ -99,7 +99,9 @@ CHOICES = [
 async def chosen(chromium: Chromium, rows: str, what: str, form: str, place: str) -> object:
     """Chooses what to do about the caller of a row; returns where one is, and what is filled in."""
     at = "document.activeElement.id"
-    await asyncio.to_thread(chromium.run, f"document.querySelector('{rows} .about').click()")
+    open_choices = f"document.querySelector('{rows} .about').click()"
+    # What had the focus has it again as soon as the choices close, before anything is filled in.
+    await asyncio.to_thread(chromium.run, f"document.activeElement.blur(); {open_choices}")
     await asyncio.to_thread(
         chromium.run, f"document.querySelector('#about [value={what}]').click()"
     )

@@ -99,10 +99,10 @@ class Chromium:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
-    def run(self, script: str, *, promise: bool = False) -> Any:
-        """The value of a script in the page, or what it promises."""
+    def run(self, script: str) -> Any:
+        """The value of a script in the page, which may be a promise."""
         done = self._ask(
-            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=promise
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
