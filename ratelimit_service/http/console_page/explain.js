@@ -4,16 +4,23 @@ import { get } from "./api.js";
 import { by, make } from "./dom.js";
 import { lasting, moment, overrideText } from "./words.js";
 
+let questions = 0;
+
+/** Shows the answer to the latest question; one that comes after a later question is dropped. */
 async function explain(event) {
   event.preventDefault();
-  const place = by("explanation");
+  const question = ++questions;
+  const answer = await answered(event.submitter?.value === "inspect");
+  if (question === questions) by("explanation").replaceChildren(...answer);
+}
+
+async function answered(inspects) {
+  const asked = { domain: by("explain-domain").value, descriptor: by("explain-descriptor").value };
   try {
-    const asked = { domain: by("explain-domain").value, descriptor: by("explain-descriptor").value };
-    const inspects = event.submitter?.value === "inspect";
     const said = await get(inspects ? "/inspect" : "/explain", asked);
-    place.replaceChildren(...(inspects ? standing(said) : told(said)));
+    return [...(inspects ? standing(said) : told(said))];
   } catch (error) {
-    place.replaceChildren(make("p", { class: "error" }, error.message));
+    return [make("p", { class: "error" }, error.message)];
   }
 }
 
