@@ -174,22 +174,19 @@ class Service:
         places: list[int] = []
         asked: list[Asked | Answer] = []
         known: list[Settled] = []
+        found: dict[bytes, tuple[Asked, Settled] | None] = {}  # nothing is counted meanwhile
         try:
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
-            number, remembered = snapshot.number, self._planning.requests.get
             for place, body in enumerate(bodies):
-                one = remembered(body, number)
-                if one is None or not one.hits or one.leasing:
-                    continue
-                if self.steering.active and not one.untouched.holds:
-                    continue
-                settled = self._known_over(one.hits)
-                if settled is not None:
+                if body not in found:
+                    found[body] = self._known_denial(body, snapshot.number)
+                denial = found[body]
+                if denial is not None:
                     places.append(place)
-                    asked.append(one)
-                    known.append(settled)
+                    asked.append(denial[0])
+                    known.append(denial[1])
         except Exception as error:  # then the others are not denied
             self._faults.note("it could not be told who is over", error)
         if not asked:
@@ -206,6 +203,16 @@ class Service:
         for place, answer in zip(places, given, strict=False):
             answers[place] = answer
         return answers
+
+    def _known_denial(self, body: bytes, number: int) -> tuple[Asked, Settled] | None:
+        """A remembered request that is known to be over, and what becomes of it; else None."""
+        asked = self._planning.requests.get(body, number)
+        if asked is None or not asked.hits or asked.leasing:
+            return None
+        if self.steering.active and not asked.untouched.holds:
+            return None
+        settled = self._known_over(asked.hits)
+        return None if settled is None else (asked, settled)
 
     def _plan(
         self,

@@ -215,7 +215,9 @@ class ServiceCalls:
             found = self._service.deny_known(messages[:looks], told)
             known = [place for place, answer in enumerate(found) if answer is not None]
             answers = [answer for answer in found if answer is not None]
-            answer_each(self._service, protocol, [stream_ids[place] for place in known], answers)
+            its_ids = [stream_ids[place] for place in known]
+            done = protocol.connection.sender.answer_whole(its_ids, answers)
+            answer_each(self._service, protocol, its_ids, answers, done=done)
             denied = len(known)
             if denied:
                 calls = _some(calls, sorted(set(range(len(stream_ids))).difference(known)))
