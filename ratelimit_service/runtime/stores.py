@@ -61,9 +61,15 @@ def _in_memory(settings: Settings, stats: Stats, health: Health) -> Opened:
         raise SettingsError("--second-store needs a --store in Redis")
     memory = MemoryStore(settings.max_counters, stats, health)
     kept = OverridesInMemory(settings.overrides_file)
-    look, known = memory.look, memory.known_over
-    no_shard = lambda _: ""  # noqa: E731
-    return Opened(memory, memory.__len__, no_shard, look, memory.forget, kept, known_over=known)
+    return Opened(
+        memory,
+        memory.__len__,
+        lambda _: "",
+        memory.look,
+        memory.forget,
+        kept,
+        known_over=memory.known_over,
+    )
 
 
 def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:

@@ -189,9 +189,7 @@ class Receiver:
             count = len(stream_ids)
             if count:
                 streams.hand_on(stream_ids)
-                self._consumed += sum(map(len, messages)) + count * PREFIX_BYTES
-                if self._consumed > CONNECTION_WINDOW // 2:
-                    self._consume(0)
+                self._consume(sum(map(len, messages)) + count * PREFIX_BYTES)
                 if events or caller is not None:
                     _add(events, head, stream_ids, messages, caller)
                 else:
