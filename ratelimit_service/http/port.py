@@ -178,7 +178,9 @@ class Port:
         self.connections.begin(request.protocol)
         stand_in_line()
         try:
-            await asyncio.sleep(0)  # a client may have sent many requests at once
+            await pause()  # many may have come at once
+            if request.transport is None:
+                raise ConnectionResetError("the client has gone")
             if request.rel_url is _NO_HOST:
                 return refused(400, "the host in the request's address is no host")
             host = request.headers.get("Host", "")

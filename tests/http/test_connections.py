@@ -6,6 +6,7 @@ import asyncio
 import gc
 import gzip
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -402,6 +403,27 @@ async def test_aborted_bodies_leave_nothing(site: Site, caplog: pytest.LogCaptur
     finally:
         gc.enable()
     assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_crowded_at_any_moment(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that makes room while its request is just coming is no fault for the log."""
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+    head = "\r\n".join((*BEGUN, "", "")).encode()
+    for rounds in range(5):
+        with socket.create_connection(("127.0.0.1", site.port)) as first:
+            await until_open(site, 1)
+            with socket.create_connection(("127.0.0.1", site.port)):
+                for _ in range(rounds):
+                    await asyncio.sleep(0)
+                first.sendall(head)
+                async with asyncio.timeout(30):
+                    while site.asking.stats.http_closed["crowded"] <= rounds:
+                        await asyncio.sleep(0)
+        await until_open(site, 0)
+
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize(
