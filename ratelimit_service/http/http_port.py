@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.eventloop.slices import pause, stepwise
-from ratelimit_service.http.doors import BODY_SECONDS
+from ratelimit_service.http.connections import BODY_SECONDS
 from ratelimit_service.http.pages import rules_page
 from ratelimit_service.http.peers import is_local
 from ratelimit_service.http.port import Port, refused, shown, streamed

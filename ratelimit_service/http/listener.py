@@ -16,8 +16,8 @@ from aiohttp import web
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.slices import pause
 from ratelimit_service.http.access import Access, Refused, set_session
+from ratelimit_service.http.connections import BODY_SECONDS
 from ratelimit_service.http.console import PAGE_HEADERS, console_files
-from ratelimit_service.http.doors import BODY_SECONDS
 from ratelimit_service.http.port import SAFE_HEADERS, Port, shown
 from ratelimit_service.http.route import Actor, AdminRequest, Operating, Role, Route, Written
 from ratelimit_service.http.routes.registry import routes

@@ -1,7 +1,7 @@
 """One HTTP port over aiohttp: its sockets, its connections, its certificate, and who may ask.
 
-How long a connection may take is `doors`' business, who may ask `origin`'s. What is answered is
-known by those who derive from it.
+How long a connection may take is `connections`' business, who may ask `origin`'s. What is answered
+is known by those who derive from it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 from typing import Concatenate, ParamSpec, Protocol
 
@@ -21,19 +22,11 @@ from aiohttp.http import RawRequestMessage
 from yarl import URL
 
 from ratelimit_service.eventloop.slices import pause, stand_in_line
-from ratelimit_service.eventloop.turns import shared_turns
-from ratelimit_service.http.doors import (
-    HEAD_SECONDS,
-    MOST,
-    MOST_OF_PEER,
-    WRITE_SECONDS,
-    Doors,
-)
+from ratelimit_service.http.connections import WRITE_SECONDS, HttpConnections
 from ratelimit_service.http.faults import faults_log
 from ratelimit_service.http.origin import is_ours
 from ratelimit_service.http.peers import address_of
-from ratelimit_service.net.accepting import Acceptor, Guests
-from ratelimit_service.net.handshakes import Handshakes
+from ratelimit_service.net.accepting import Acceptor
 
 __all__ = ["SAFE_HEADERS", "Certificate", "Port", "refused", "shown", "streamed"]
 
@@ -93,7 +86,7 @@ class Port:
         self._strict = strict
         self._closed = closed
         self._probes = frozenset(probes)
-        self.app = web.Application(client_max_size=most_bytes, middlewares=[self._at_the_door])
+        self.app = web.Application(client_max_size=most_bytes, middlewares=[self._checked])
         self._runner = web.AppRunner(
             self.app,
             access_log=None,
@@ -106,9 +99,7 @@ class Port:
         self._sockets: Sequence[socket.socket] = ()
         self._acceptor: Acceptor | None = None
         self._context: ssl.SSLContext | None = None
-        self._coming = Guests(MOST, MOST_OF_PEER)
-        """Those whose TLS handshake is not over: no door knows them yet."""
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._adopting: set[asyncio.Task[None]] = set()
 
     def route(self, method: str, path: str, handler: RouteHandler) -> None:
         """Has requests of a method, `*` for any, for a path answered."""
@@ -135,9 +126,7 @@ class Port:
         make = self._runner.server
         assert make is not None  # noqa: S101 -- it was just set up
         make.request_factory = _whatever_host(make.request_factory)
-        self.doors = Doors(make, self._closed)
-        self.doors.watch()
-        self._handshakes = Handshakes(shared_turns())
+        self.connections = HttpConnections(make, self._closed)
         self._sockets = sockets
         if self._strict is None:
             self._strict = all(map(_on_loopback, sockets))
@@ -148,15 +137,13 @@ class Port:
         """Closes the sockets and their connections, once who has just come has an answer."""
         if self._acceptor is not None:
             self._acceptor.stop()
-            await self._let_in()
-            self.doors.close()
+            await self._last_answers()
+            self.connections.close()
         for each in self._sockets:
             each.close()
-        for task in self._greeting:
-            task.cancel()
         await self._runner.cleanup()
 
-    async def _let_in(self) -> None:
+    async def _last_answers(self) -> None:
         """Waits for the first requests of connections that were accepted just now, not for long.
 
         Their clients would see a connection that ends without an answer, also while this port
@@ -164,46 +151,36 @@ class Port:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
-                if self._greeting:
-                    await asyncio.wait(self._greeting)
-                await self.doors.answered()
+                if self._adopting:
+                    await asyncio.wait(self._adopting)
+                await self.connections.answered()
 
-    def _accepted(self, connection: socket.socket, peer: str) -> None:
-        if self._coming.admit(peer):
-            self._closed["crowded"] += 1
-            connection.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._greet(connection, peer))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+    def _accepted(self, connection: socket.socket, _: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._adopt(connection))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
 
-    async def _greet(self, connection: socket.socket, peer: str) -> None:
-        """Hands a connection to a door, after its TLS handshake where there is one."""
-        door, context = self.doors.door(), self._context
+    async def _adopt(self, connection: socket.socket) -> None:
+        protocol = partial(self.connections.protocol, self._context)
         try:
-            if context is None:
-                loop = asyncio.get_running_loop()
-                await loop.connect_accepted_socket(lambda: door, connection)
-            else:
-                await self._handshakes.agreed(connection, door, door, context, HEAD_SECONDS)
-        except OSError as error:  # its client has gone, is too slow, or speaks no TLS
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+        except OSError as error:  # its client has gone
             log.debug("a connection to the HTTP port failed: %s", error)
-            self._closed["handshake"] += 1
             connection.close()
-        finally:
-            self._coming.leave(peer)
 
     @web.middleware
-    async def _at_the_door(
+    async def _checked(
         self,
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Lets in who names this service; tells the door when a request begins and ends."""
-        self.doors.begin(request.protocol)
+        """Lets in who names this service; tells its connection when a request begins and ends."""
+        self.connections.begin(request.protocol)
         stand_in_line()
         try:
-            await self.doors.turn()
+            await pause()  # many may have come at once
+            if request.transport is None:
+                raise ConnectionResetError("the client has gone")
             if request.rel_url is _NO_HOST:
                 return refused(400, "the host in the request's address is no host")
             host = request.headers.get("Host", "")
@@ -215,7 +192,7 @@ class Port:
                 return refused(421, why)
             return await handler(request)
         finally:
-            self.doors.finish(request.protocol)
+            self.connections.finish(request.protocol)
             if (
                 error := request.content.exception()
             ):  # aiohttp keeps it, and with it all frames on its way

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from ratelimit_service.grpc.h2 import limits
-from ratelimit_service.http import doors
+from ratelimit_service.http import connections
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -308,11 +308,11 @@ def test_time_of_callers() -> None:
         limits.PING_SECONDS,
     ]
     assert seconds_told("a connection to the HTTP port") == [
-        doors.HEAD_SECONDS,
-        doors.BODY_SECONDS,
-        doors.IDLE_SECONDS,
-        doors.WRITE_SECONDS,
-        doors.CLOSE_SECONDS,
+        connections.HEAD_SECONDS,
+        connections.BODY_SECONDS,
+        connections.IDLE_SECONDS,
+        connections.WRITE_SECONDS,
+        connections.CLOSE_SECONDS,
     ]
 
 
@@ -324,9 +324,9 @@ def test_bounds_of_requests() -> None:
         f"{limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
     ) in operations()
     assert (
-        f"connections, in all and of one address | {doors.MOST} and {doors.MOST_OF_PEER} |"
-        in operations()
-    )
+        "connections, in all and of one address | "
+        f"{connections.MAX_CONNECTIONS} and {connections.MAX_CONNECTIONS_PER_PEER} |"
+    ) in operations()
 
 
 def test_systemd_unit(tmp_path: Path) -> None:

@@ -172,9 +172,9 @@ async def test_who_does_not_read_is_let_go(
         client.connect(str(path))
         client.send(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not len(site.listener.doors):
+            while not len(site.listener.connections):
                 await asyncio.sleep(0.01)
-            while len(site.listener.doors):
+            while len(site.listener.connections):
                 await asyncio.sleep(0.01)
 
 

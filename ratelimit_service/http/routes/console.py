@@ -13,7 +13,7 @@ from aiohttp import web
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.eventloop.slices import slowly
-from ratelimit_service.http.doors import WRITE_SECONDS
+from ratelimit_service.http.connections import WRITE_SECONDS
 from ratelimit_service.http.feed import Feed
 from ratelimit_service.http.route import AdminRequest, Operating, Route, Written
 from ratelimit_service.rules.explain import explain
