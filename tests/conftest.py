@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
@@ -16,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ratelimit_service import compiled
-from tests.servers.cluster import RedisCluster
+from tests.servers.cluster import RedisCluster, SharedCluster
 from tests.servers.process import for_several_tests, none_outlives
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, SharedRedis
 
 # A machine that is busy breaks no law.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -100,33 +99,33 @@ def _as_it_was() -> Iterator[None]:
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
-def _redis(directory: Path, *, shared: bool = False) -> Iterator[RedisServer]:
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRedis]:
+    """A Redis for all tests that leave it running; flush it before use."""
     need("redis-server", "sudo apt install redis-server")
-    server = RedisServer(directory)
-    with for_several_tests() if shared else contextlib.nullcontext():
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    with for_several_tests():
         server.start()
-    yield server
+    yield SharedRedis(server.port)
     server.kill()
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis shared by all tests that leave it running; flush it before use."""
-    yield from _redis(tmp_path_factory.mktemp("redis"), shared=True)
-
-
-@pytest.fixture(scope="session")
-def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    """A Redis Cluster shared by all tests that leave it as it is; flush it before use."""
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    """A Redis Cluster for all tests that leave it as it is; flush it before use."""
     need("redis-server", "sudo apt install redis-server")
     cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
     with for_several_tests():
         cluster.start()
-    yield cluster
+    yield SharedCluster([SharedRedis(server.port) for server in cluster.servers])
     cluster.kill()
 
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A Redis of the test's own, to be killed, hung and started again."""
-    yield from _redis(tmp_path)
+    need("redis-server", "sudo apt install redis-server")
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
