@@ -44,7 +44,7 @@ def launch(
     """Starts the service, and waits for nothing."""
     service = ServiceProcess(tmp_path, *flags, environment={**management.environment, **more})
     services.append(service)
-    service._process.spawn()
+    service.spawn()
     return service
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ratelimit_service.telemetry.spans import Spans
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from tests.grpc.transports import TRANSPORTS
 from tests.servers.collector import Collector
+from tests.servers.process import descendants
 from tests.service.asking import Asking, Away, descriptor
 
 RULES = """
@@ -228,10 +230,10 @@ async def test_processes_together_send_no_more(
 async def test_collector_away_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Where no collector is, spans are lost, the log says so, and to stop does not take long."""
     settings = Settings(rules="", otel_traces=True, otel_endpoint="http://127.0.0.1:9")
-    otlp = Otlp(settings)
+    otlp, before = Otlp(settings), descendants(os.getpid())
     otlp.send_spans(b"[{}]")
 
     assert "is lost" in caplog.text
     async with otlp.running():
         pass
-    assert otlp._process is None
+    assert descendants(os.getpid()) == before
