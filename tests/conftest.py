@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -24,45 +27,87 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 settings.register_profile("unit", settings.get_profile("untimed"), max_examples=10)
 
-_PROGRAMS = {"multiprocessing", "socket", "subprocess"}
-_WHOLE = re.compile(r"tests\.servers\.|tests\.grpc\.(?!test_|taken_turns|places)")
-"""Servers of all kinds, and what plays both ends of a gRPC connection."""
+_OPENS = re.compile(
+    r"(socket|subprocess|multiprocessing|grpc|tests\.servers"
+    r"|ratelimit_service\.(http|grpc\.grpcio|grpc\.h2\.server|net\.listening|rules\.(child|watch)"
+    r"|decision_log\.scribe|runtime\.worker_process|stores\.redis\.store))(\.|$)"
+)
+"""Where sockets and processes come from. What names it is no unit test."""
+_OPENING = {"reload", "start_server", "open_connection"}
+"""Methods that open them. Rules are built by another process when they are loaded again."""
+_WHOLE = re.compile(r"tests\.servers\.(envoy|chromium|image|management|control_plane)(\.|$)")
+"""What stands around a service. What names it looks at the whole."""
+
+_OPENED = {"socket.bind", "socket.connect", "subprocess.Popen", "os.fork", "os.posix_spawn"}
+"""What Python says of itself when one of them is opened."""
+
+UNIT, INTEGRATION, E2E = "unit", "integration", "e2e"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--unit", action="store_true", help="only what needs no server, no program")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A unit test that opens a socket or starts a process after all fails there."""
+    if config.getoption("--unit"):
+        sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, _: object) -> None:
+    if event in _OPENED and "PYTEST_CURRENT_TEST" in os.environ:
+        raise AssertionError(
+            f"{event} in a unit test: ask for the fixture `programs`, or use tests/servers"
+        )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    """With --unit only tests are left that name nothing large, nor do their fixtures."""
+    """Says of which part each test is, by what it and its fixtures name; --unit leaves those."""
+    parts = {item: _part(item.function, *_fixtures(item)) for item in items}
+    for item, part in parts.items():
+        item.user_properties.append(("part", part))
     if config.getoption("--unit"):
         settings.load_profile("unit")
-        others = {item for item in items if _large(item.function, *_fixtures(item))}
-        config.hook.pytest_deselected(items=list(others))
-        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=[item for item in items if parts[item] != UNIT])
+        items[:] = [item for item in items if parts[item] == UNIT]
 
 
 def _fixtures(item: pytest.Function) -> Iterator[object]:
-    found = item._fixtureinfo.name2fixturedefs
+    found = item._fixtureinfo.name2fixturedefs  # pytest shows nobody what a fixture is made by
     return (each[-1].func for name, each in found.items() if name != _as_it_was.__name__)
 
 
 @functools.cache
-def _large(*functions: object) -> bool:
-    """Whether they, or what they name of the tests' own, name a whole server or a program."""
-    left, seen = list(functions), set[object]()
+def _part(*functions: object) -> str:
+    """What they name, or what of the tests' own they name names; of classes only methods named."""
+    left, named, part = list(functions), set[str](), UNIT
+    seen, methods = set[object](), dict[str, list[object]]()
     while left:
         used = left.pop()
+        if isinstance(used, Mapping):
+            left += used.values()
+            continue
         home = str(used.__name__ if inspect.ismodule(used) else getattr(used, "__module__", ""))
-        if home in _PROGRAMS or _WHOLE.match(home):
-            return True
-        if home.startswith("tests.") and isinstance(used, type | FunctionType) and used not in seen:
-            seen.add(used)
-            if isinstance(used, type):
-                left += vars(used).values()
-            else:
-                left += map(used.__globals__.get, _names(used.__code__))
-    return False
+        if _WHOLE.match(home):
+            return E2E
+        if _OPENS.match(home):
+            part = INTEGRATION
+        own = isinstance(used, type | FunctionType) and home.startswith("tests.")
+        if not own or used in seen:
+            continue
+        seen.add(used)
+        if isinstance(used, FunctionType):
+            names = set(_names(used.__code__))
+            left += map(used.__globals__.get, names)
+            left += itertools.chain.from_iterable(methods.pop(name, ()) for name in names)
+            named |= names
+        elif isinstance(used, type):
+            left += used.__bases__
+            for name, member in vars(used).items():
+                at_once = name in named or name.startswith("__")
+                into = left if at_once else methods.setdefault(name, [])
+                into.append(getattr(member, "fget", None) or getattr(member, "__func__", member))
+    return INTEGRATION if named & _OPENING else part
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -74,6 +119,26 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def pytest_report_header() -> str:
     return f"the package is {'compiled' if compiled() else 'interpreted'}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how much of each part there is, and how long its tests took, one after the other."""
+    tests: dict[str, set[str]] = {UNIT: set(), INTEGRATION: set(), E2E: set()}
+    seconds = dict.fromkeys(tests, 0.0)
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            part = str(dict(report.user_properties)["part"])
+            seconds[part] += report.duration
+            tests[part].add(report.nodeid)
+    functions = {part: {name.partition("[")[0] for name in tests[part]} for part in tests}
+    everything = sum(map(len, functions.values()))
+    terminalreporter.section("parts")
+    for part, found in functions.items():
+        if found:
+            terminalreporter.line(
+                f"{part}: {seconds[part]:,.0f} s for {len(tests[part]):,} tests of {len(found):,} "
+                f"functions, {100 * len(found) // everything} % of all"
+            )
 
 
 def need(program: str, how: str) -> None:
@@ -97,6 +162,12 @@ def _as_it_was() -> Iterator[None]:
     with none_outlives():
         yield
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
+
+
+@pytest.fixture
+def programs() -> None:
+    """A test asks for it whose calls start programs somewhere below: it is no unit test."""
+    assert subprocess
 
 
 @pytest.fixture(scope="session")

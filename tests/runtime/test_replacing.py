@@ -188,6 +188,7 @@ async def test_no_worker_left(fixture: Fixture) -> None:
 
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 @pytest.mark.parametrize("rounds", range(6))
+@pytest.mark.usefixtures("programs")
 def test_restart_that_is_broken_off(
     loop: Callable[[], asyncio.AbstractEventLoop], rounds: int
 ) -> None:
