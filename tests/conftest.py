@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """A unit test that opens a socket or starts a process after all fails there."""
     if config.getoption("--unit"):
+        settings.load_profile("unit")
         sys.addaudithook(_refuse)
 
 
@@ -67,7 +68,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
     for item, part in parts.items():
         item.user_properties.append(("part", part))
     if config.getoption("--unit"):
-        settings.load_profile("unit")
         config.hook.pytest_deselected(items=[item for item in items if parts[item] != UNIT])
         items[:] = [item for item in items if parts[item] == UNIT]
 

@@ -19,6 +19,7 @@ from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.resource import resource_bytes
 from ratelimit_service.rules.tree import Domain, Level, Rule
 from ratelimit_service.wire.discovery import TYPE_URL, RateLimitConfig, decode_resource
+from tests.examples import up_to
 
 Resource = dict[str, Any]
 
@@ -90,7 +91,7 @@ class Follower:
 
 
 @given(SNAPSHOTS, OVERLAYS, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=up_to(25), deadline=None)
 def test_the_same_as_built_anew(
     snapshots: list[dict[str, list[Resource]]], overlay: str, strict: bool
 ) -> None:
