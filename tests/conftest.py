@@ -35,7 +35,7 @@ _OPENS = re.compile(
 """Where sockets and processes come from. What names it is no unit test."""
 _OPENING = {"reload", "start_server", "open_connection"}
 """Methods that open them. Rules are built by another process when they are loaded again."""
-_WHOLE = re.compile(r"tests\.servers\.(envoy|chromium|image|management|control_plane)(\.|$)")
+_WHOLE = re.compile(r"tests\.servers\.(envoy|chromium|image)(\.|$)")
 """What stands around a service. What names it looks at the whole."""
 
 _OPENED = {"socket.bind", "socket.connect", "subprocess.Popen", "os.fork", "os.posix_spawn"}

@@ -191,7 +191,7 @@ async def test_process_that_stays() -> None:
 
     first = await rule(1, "b")
     assert await rule(2, "c") is first
-    assert builder._child is not None
+    assert builder._child is not None  # its end is waited for, so that the next build finds it
     builder._child._process.kill()
     builder._child._process.wait()
     third = await rule(3, "d")

@@ -57,7 +57,7 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     dead.lost.set()
     stand_in(workers, leaving, dead)
     looks = [0]
-    successor = workers._successor
+    successor = workers._successor  # how often it looks is seen in no other way
 
     def looked(number: int) -> WorkerProcess | None:
         looks[0] += 1

@@ -100,7 +100,7 @@ async def test_many_changes_of_a_worker_are_told_together() -> None:
     heard: list[int] = []
     ours, its, connections, others = (*socket.socketpair(), *socket.socketpair())
     supervisor = await Channel.open(ours, lambda kind, _: heard.append(kind), lambda: None)
-    worker = _Worker(connections)
+    worker = _Worker(connections)  # none of its process: what it is told when is the test's
     worker._channel = await Channel.open(its, lambda _kind, _payload: None, lambda: None)
 
     started = elapsed_us()

@@ -93,6 +93,7 @@ async def test_lines_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     asking = Asking(tmp_path, RULES)
     now = [SECOND_US]
+    # Only its clock is another.
     asking.service._decisions = DecisionLog(lambda _: True, lambda: now[0])
 
     for _ in range(LINES_A_SECOND + 7):

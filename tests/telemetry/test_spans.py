@@ -74,7 +74,7 @@ async def test_so_many_spans_a_second(tmp_path: Path) -> None:
     """A second has as many spans as the setting says; the next one has room again."""
     traced = Traced(tmp_path, otel_spans_per_second=3)
     clock = [5_999_999]
-    traced.spans._budget._clock = lambda: clock[0]
+    traced.spans._budget._clock = lambda: clock[0]  # no setting says which clock
 
     assert len(await traced.ask(*[SAMPLED] * 10)) == 3
     assert not traced.spans.open
@@ -162,7 +162,7 @@ async def otlp(collector: tuple[str, Collector]) -> AsyncIterator[Otlp]:
         otel_spans_per_second=5,
     )
     async with Otlp(settings).running() as otlp:
-        while otlp._pipe is None:
+        while otlp._pipe is None:  # until then spans are lost, as they may be
             await asyncio.sleep(0)
         yield otlp
 
@@ -206,7 +206,7 @@ async def test_processes_together_send_no_more(
 ) -> None:
     """All processes together send as many spans a second as the setting says."""
     _, server = collector
-    otlp._budget._clock = lambda: 0
+    otlp._budget._clock = lambda: 0  # all within one second, however slow the machine is
     span = {
         "trace": "",
         "parent": "",

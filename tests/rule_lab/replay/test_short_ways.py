@@ -369,6 +369,7 @@ def test_accesses_that_are_read_together_are_those_of_each_line(
 
     long_way, alone = EnvoyLog(mapped), Lines("log", io.BytesIO())
     list(long_way.blocks(alone))
+    # What is read line by line is so for lines of other forms alone.
     each = [long_way._one_by_one([line], place) for place, line in enumerate(texts, 1)]
     asked = [record for blocks in each for block in blocks for record in records_of(block)]
     assert found == asked
