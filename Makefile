@@ -12,6 +12,9 @@ LOCKED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashe
 SPHINX := $(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env
 ARGS ?=
 
+# Images of Python often set it. Then each process that a test starts would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # $(call STEP,target,2 of 3,what) before a command: says where a long target is.
 STEP = echo "$(1), step $(2): $(3)" &&
 
@@ -23,7 +26,7 @@ help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
-	@echo "make unit      run the tests that need no server and no program, in two to three minutes; ARGS=\"-k name\" for some"
+	@echo "make unit      run the tests that open no socket and start no process, in one to two minutes; ARGS=\"-k name\" for some"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
 	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, leftovers"
@@ -66,7 +69,7 @@ format: $(VENV)/.developing
 	@$(BIN)/ruff format --quiet .
 
 unit: $(VENV)/.developing
-	@$(BIN)/pytest --unit --quiet -r fE $(ARGS)
+	@$(BIN)/pytest --unit --numprocesses 2 --dist worksteal --quiet -r fE $(ARGS)
 
 test: $(VENV)/.developing tools
 	@echo "running the tests"

@@ -72,6 +72,7 @@ def test_peer_that_is_missing(
     assert capsys.readouterr().err.splitlines() == [said]
 
 
+@pytest.mark.usefixtures("programs")
 def test_peer_that_cannot_be_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

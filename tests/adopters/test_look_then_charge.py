@@ -11,7 +11,7 @@ from tests.e2e.conftest import PER_ROUTE, header, need_envoy
 from tests.servers.envoy import Config, Envoy, http_manager, ratelimit_filter, shipped_config
 from tests.servers.management import ManagementServer, config
 from tests.servers.process import free_port, wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.servers.service import ServiceProcess
 from tests.servers.upstream import Upstream
 
@@ -72,7 +72,7 @@ def management() -> Iterator[ManagementServer]:
 )
 def test_token_limit(
     tmp_path: Path,
-    redis_server: RedisServer,
+    redis_server: SharedRedis,
     upstream: Upstream,
     management: ManagementServer,
     said: dict[str, str],

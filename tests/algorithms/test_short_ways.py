@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.algorithms import ALGORITHMS, fixed_window, sliding_window, spec_of
 from ratelimit_service.model import Algorithm, CounterSpec, Limit, State, Unit
+from tests.examples import up_to
 
 WINDOW_US = 60_000_000
 NOW_US = 29_000_000 * WINDOW_US
@@ -41,7 +42,7 @@ LIMITS = st.sampled_from([0, 1, 10, 2**32 - 1])
 
 
 @given(STATES, SINCE, ADDENDS, LIMITS, st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=up_to(400), deadline=None)
 def test_two_counters(
     state: State | None, since_us: int, addend: int, most: int, force: bool
 ) -> None:
@@ -55,7 +56,7 @@ def test_two_counters(
 
 
 @given(STATES | NUMBERED, SINCE, ADDENDS, LIMITS, st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=up_to(400), deadline=None)
 def test_windows_of_the_clock(
     state: State | None, since_us: int, addend: int, most: int, force: bool
 ) -> None:
@@ -70,7 +71,7 @@ def test_windows_of_the_clock(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=str)
 @given(state=NUMBERED | STATES, since_us=SINCE, addend=ADDENDS, most=LIMITS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=up_to(100), deadline=None)
 def test_whoever_declares_a_short_way_takes_it(
     algorithm: Algorithm, state: State | None, since_us: int, addend: int, most: int
 ) -> None:

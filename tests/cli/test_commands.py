@@ -14,7 +14,7 @@ from ratelimit_service import __version__, compiled
 from ratelimit_service.settings import settings
 from tests.cli.ran import Ran
 from tests.servers.process import free_port
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.servers.service import COMMAND, ServiceProcess
 
 ANY_PORTS = {"RATELIMIT_GRPC": "127.0.0.1:0", "RATELIMIT_HTTP": "127.0.0.1:0"}
@@ -217,7 +217,7 @@ def test_port_in_use(rules: Path, service: ServiceProcess) -> None:
 
 
 def test_password_on_the_command_line(
-    tmp_path: Path, rules: Path, redis_server: RedisServer
+    tmp_path: Path, rules: Path, redis_server: SharedRedis
 ) -> None:
     """A password that others can list is hinted at once, and shown nowhere; elsewhere it may be."""
     url = redis_server.url.replace("//", "//:hunter2@")

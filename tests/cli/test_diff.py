@@ -46,6 +46,7 @@ added: domain api: user="``|<b>" at new.yaml:4:32
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_exit_status(ratelimit: Inside) -> None:
     """It is 0 if nothing changes, 1 if something does, and 2 if there is a problem."""
     Path("bad.yaml").write_text("domain: a\nx: 1\n")

@@ -115,7 +115,7 @@ def test_a_start_without_files(tmp_path: Path) -> None:
         tmp_path, "--failure-policy", "closed", environment={**environment, "RATELIMIT_RULES": ""}
     )
     try:
-        service._process.spawn()
+        service.spawn()
         wait_until(lambda: "ratelimit serves" in service.log, "the service")
         assert service.decide("demo", user="x").status == 429
         health = service.get("/healthcheck")

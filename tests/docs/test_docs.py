@@ -29,7 +29,7 @@ from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
 from ratelimit_service.settings.reference import REFERENCE
 from ratelimit_service.wire import request
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.servers.service import COMMAND, ServiceProcess, http
 
 TOP = Path(__file__).parents[2]
@@ -234,7 +234,7 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
     assert seconds.sub("N", curl.text) == seconds.sub("N", answer)
 
 
-def test_commands_of_operations(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_commands_of_operations(tmp_path: Path, redis_server: SharedRedis) -> None:
     """Every command that docs/operations.md shows does what it says to a service with workers."""
     flags = ["--rules", str(TOP / "rules"), "--store", redis_server.url, "--workers", "1"]
     service = ServiceProcess(tmp_path, *flags)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
@@ -64,11 +66,12 @@ def four(value: "_dotted"):
 def leftovers(source: str) -> Iterator[tuple[int, str]]:
     """The private names that a module defines at its top and does not use, with their lines."""
     module = ast.parse(source)
-    used = {id(node): set(_read(node)) for node in module.body}
-    for node in module.body:
-        elsewhere = set().union(*(names for key, names in used.items() if key != id(node)))
+    used = [set(_read(node)) for node in module.body]
+    times = Counter(chain.from_iterable(used))
+    for node, own in zip(module.body, used, strict=True):
         for name in _defined(node):
-            if name.startswith("_") and not name.startswith("__") and name not in elsewhere:
+            private = name.startswith("_") and not name.startswith("__")
+            if private and times[name] == (name in own):
                 yield node.lineno, name
 
 

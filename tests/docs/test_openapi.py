@@ -21,6 +21,7 @@ from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire.json import MAX_BATCH, decision_to_json
 from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
+from tests.examples import up_to
 from tests.http.test_http import REQUEST, Site
 from tests.ratelimit_client.test_wire import DECISIONS, REQUESTS, finished
 from tests.servers.service import HTTPAnswer
@@ -125,7 +126,7 @@ async def test_examples(site: Site, name: str) -> None:
     documented(answer)
 
 
-@settings(max_examples=20)
+@settings(max_examples=up_to(20))
 @given(DECISIONS)
 def test_any_decision(decision: model.Decision) -> None:
     """Any decision has the form that the page gives."""
@@ -135,7 +136,7 @@ def test_any_decision(decision: model.Decision) -> None:
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=up_to(20))
 @given(REQUESTS)
 def test_any_request(request: Request) -> None:
     """Any request of the client has the form that the page gives."""

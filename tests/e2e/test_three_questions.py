@@ -15,7 +15,7 @@ import pytest
 
 from ratelimit_service.text.display import in_seconds
 from tests.servers.process import wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, SharedRedis
 from tests.servers.service import COMMAND, ServiceProcess, http
 
 RULES = """
@@ -29,7 +29,7 @@ ALLOWED, DENIED = 200, 429
 class Scene:
     """Two services on one Redis, and the command line."""
 
-    def __init__(self, directory: Path, redis_server: RedisServer) -> None:
+    def __init__(self, directory: Path, redis_server: SharedRedis) -> None:
         self._rules = directory / "api.yaml"
         self._rules.write_text(RULES)
         self._directory = directory
@@ -55,7 +55,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, redis_server: RedisServer) -> Iterator[Scene]:
+def scene(tmp_path: Path, redis_server: SharedRedis) -> Iterator[Scene]:
     redis_server.flush()
     yield from _running(Scene(tmp_path, redis_server))
 

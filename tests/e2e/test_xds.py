@@ -17,7 +17,7 @@ from ratelimit_service.model import Code, Descriptor, Entry, Request
 from tests.servers.control_plane import Management
 from tests.servers.management import config
 from tests.servers.process import wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.servers.service import COMMAND, ServiceProcess
 
 MANY = 10_000
@@ -44,7 +44,7 @@ def launch(
     """Starts the service, and waits for nothing."""
     service = ServiceProcess(tmp_path, *flags, environment={**management.environment, **more})
     services.append(service)
-    service._process.spawn()
+    service.spawn()
     return service
 
 
@@ -159,7 +159,7 @@ def test_many_snapshots(
     management: Management,
     services: list[ServiceProcess],
     tmp_path: Path,
-    redis_server: RedisServer,
+    redis_server: SharedRedis,
 ) -> None:
     """Ten thousand descriptors and a hundred snapshots in a row lose no call and no count."""
     redis.Redis(port=redis_server.port).flushall()
@@ -205,7 +205,7 @@ def test_restart_while_the_server_is_away(
     management: Management,
     services: list[ServiceProcess],
     tmp_path: Path,
-    redis_server: RedisServer,
+    redis_server: SharedRedis,
 ) -> None:
     """A rolling restart hands over what was last accepted, also what no server could send again."""
     redis.Redis(port=redis_server.port).flushall()

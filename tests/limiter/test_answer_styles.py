@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import SECOND_US, Code, Decision, Descriptor, Entry, FailurePolicy
 from ratelimit_service.settings import Settings
+from tests.examples import up_to
 from tests.service.asking import Asking, Away
 
 LIMIT = "rate_limit: {unit: minute, requests_per_unit: 2}"
@@ -274,7 +275,7 @@ async def test_what_decided_without_a_count(tmp_path: Path) -> None:
     assert unknown.metadata is None
 
 
-@hypothesis(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis(max_examples=up_to(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30))
 def test_callers_cannot_write_into_answers(tmp_path: Path, value: str) -> None:
     """Nothing of a request is in headers or bodies, so nobody can break out of them."""

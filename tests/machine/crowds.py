@@ -20,7 +20,7 @@ from tests.machine.machine import Machine
 from tests.machine.under_way import MANY, Bounds, Call, in_some_order, parts_of
 from tests.machine.ways import CHARGED, until, well
 from tests.machine.world import Told, UnderWay
-from tests.servers.cluster import SLOTS, RedisCluster, SlotMove
+from tests.servers.cluster import SLOTS, SharedCluster, SlotMove
 from tests.servers.proxy import Proxy
 from tests.stores.cases import hearing
 
@@ -158,7 +158,7 @@ class CrowdedCluster(Crowded, InCluster):
 
     faults = (*Crowded.faults, "asked", "moved")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cluster: RedisCluster) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, cluster: SharedCluster) -> None:
         self._cluster = cluster
         self._moves: list[tuple[int, SlotMove]] = []
         super().__init__(loop, cluster.url, [server.url for server in cluster.servers])
@@ -167,7 +167,7 @@ class CrowdedCluster(Crowded, InCluster):
         super()._prepare(fault)
         if fault not in ("asked", "moved"):
             return
-        for slot in sorted({RedisCluster.slot(key) for key in self._places})[:MOVED_AT_ONCE]:
+        for slot in sorted({SharedCluster.slot(key) for key in self._places})[:MOVED_AT_ONCE]:
             move = SlotMove(self._cluster, slot)
             self._moves.append((slot, move))
             move.begin()

@@ -24,7 +24,7 @@ from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.processes import PROCESSES
 from tests.machine.ways import Way, until, well
 from tests.machine.world import Told, World
-from tests.servers.cluster import SLOTS, RedisCluster
+from tests.servers.cluster import SLOTS, SharedCluster
 from tests.stores.cases import T
 from tests.stores.redis_store import started
 
@@ -224,4 +224,4 @@ class InCluster(InRedis):
     settles_in_order = False
 
     def place(self, hit: Hit) -> int:
-        return RedisCluster.slot(hit.key) * 3 // SLOTS
+        return SharedCluster.slot(hit.key) * 3 // SLOTS

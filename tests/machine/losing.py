@@ -13,16 +13,16 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.machine.in_redis import InCluster, InRedis, InRing
 from tests.machine.meaning import Alone, Away, Identity
 from tests.machine.ways import Way, until
-from tests.servers.cluster import SLOTS, RedisCluster
+from tests.servers.cluster import SLOTS, SharedCluster
 from tests.servers.process import wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.stores.redis_store import started
 
 
 class Failing(InRedis):
     """In a Redis that each of two processes can lose, and find again."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: SharedRedis) -> None:
         self._ways = [Way(server.port) for _ in range(2)]
         super().__init__(loop, "", [server.url])
 
@@ -173,7 +173,7 @@ class LosingShards(Losing, InRing):
     """In a ring of three, of which each of two processes can lose shards."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, server: RedisServer, directory: Path
+        self, loop: asyncio.AbstractEventLoop, server: SharedRedis, directory: Path
     ) -> None:
         self._ways = [[Way(server.port) for _ in range(3)] for _ in range(2)]
         self._directory = directory
@@ -200,7 +200,7 @@ class LosingShards(Losing, InRing):
 class LosingNodes(Losing, InCluster):
     """In a cluster of three, of which a process can lose nodes: they say where it finds them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cluster: RedisCluster) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, cluster: SharedCluster) -> None:
         self._cluster = cluster
         self._ways = [[Way(server.port) for server in cluster.servers]]
         servers = [server.url for server in cluster.servers]

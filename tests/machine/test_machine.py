@@ -33,8 +33,8 @@ from tests.machine.machines import CachedMachine, FailingMachine, FullMachine, L
 from tests.machine.meaning import Override, Rule, Settings
 from tests.machine.terms import SECOND
 from tests.machine.world import FullMemory, Memory, World
-from tests.servers.cluster import RedisCluster
-from tests.servers.redis import RedisServer
+from tests.servers.cluster import SharedCluster
+from tests.servers.redis import SharedRedis
 
 pytestmark = pytest.mark.timeout(0)
 
@@ -97,13 +97,13 @@ def test_full_memory(loop: asyncio.AbstractEventLoop) -> None:
     run(FullMemory(loop), FullMachine)
 
 
-def test_redis(loop: asyncio.AbstractEventLoop, redis_server: RedisServer) -> None:
+def test_redis(loop: asyncio.AbstractEventLoop, redis_server: SharedRedis) -> None:
     """In one Redis, which two processes share, every answer of a walk is the model's."""
     with closing(InRedis(loop, redis_server.url, [redis_server.url])) as world:
         run(world)
 
 
-def test_ring(loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str) -> None:
+def test_ring(loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, ring_url: str) -> None:
     """In a ring, which two processes share, every answer of a walk is the model's."""
     shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
     with closing(InRing(loop, ring_url, shards)) as world:
@@ -111,7 +111,7 @@ def test_ring(loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_u
 
 
 def test_local_cache(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, ring_url: str
 ) -> None:
     """Processes that remember what is over deny nothing for longer than the documents say."""
     shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
@@ -120,7 +120,7 @@ def test_local_cache(
 
 
 def test_known_denial_beside_what_asks_nothing(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, ring_url: str
 ) -> None:
     """What is known to be over denies beside descriptors that have nothing to ask."""
     never = {"anchor": "first_hit", "unit": "minute", "requests_per_unit": 0}
@@ -142,7 +142,7 @@ def test_known_denial_beside_what_asks_nothing(
 
 
 def test_known_denial_beside_several_hits_on_one_key(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, ring_url: str
 ) -> None:
     """Of a request with several hits on one key a process learns nothing: it knows what it knew."""
     rules: list[Rule] = [{"key": "r0", "rate_limit": {"unit": "second", "requests_per_unit": 1}}]
@@ -162,7 +162,7 @@ def test_known_denial_beside_several_hits_on_one_key(
 
 
 def test_one_bucket_by_two_rates(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, ring_url: str
 ) -> None:
     """What has leaked from a bucket where a charge was given back stays so for another rate.
 
@@ -189,7 +189,7 @@ def test_one_bucket_by_two_rates(
 
 
 def test_bucket_given_back_by_a_lowered_rate(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, ring_url: str
 ) -> None:
     """A bucket from which a charge was given back starts as new by the rate of that moment.
 
@@ -212,21 +212,21 @@ def test_bucket_given_back_by_a_lowered_rate(
         walk.decide([([one], 0)], 0)
 
 
-def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
+def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: SharedCluster) -> None:
     """In a cluster, which two processes share, every answer of a walk is the model's."""
     nodes = [server.url for server in redis_cluster.servers]
     with closing(InCluster(loop, redis_cluster.url, nodes)) as world:
         run(world)
 
 
-def test_lost_and_found(loop: asyncio.AbstractEventLoop, redis_server: RedisServer) -> None:
+def test_lost_and_found(loop: asyncio.AbstractEventLoop, redis_server: SharedRedis) -> None:
     """Processes that lose their Redis answer by policy, and tell it later what they counted."""
     with closing(Failing(loop, redis_server)) as world:
         run(world, FailingMachine)
 
 
 def test_lost_shards(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, tmp_path: Path
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, tmp_path: Path
 ) -> None:
     """What lies in a shard that a process has lost is decided by policy, all else is counted.
 
@@ -236,14 +236,14 @@ def test_lost_shards(
         run(world, LosingMachine)
 
 
-def test_lost_nodes(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
+def test_lost_nodes(loop: asyncio.AbstractEventLoop, redis_cluster: SharedCluster) -> None:
     """So it is with the nodes of a cluster."""
     with closing(LosingNodes(loop, redis_cluster)) as world:
         run(world, LosingMachine)
 
 
 def test_redis_with_many_under_way(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis
 ) -> None:
     """Of calls that are under way together in one Redis no more is counted than was told."""
     with closing(CrowdedRedis(loop, redis_server)) as world:
@@ -251,7 +251,7 @@ def test_redis_with_many_under_way(
 
 
 def test_ring_with_many_under_way(
-    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, tmp_path: Path
+    loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, tmp_path: Path
 ) -> None:
     """So it is in a ring."""
     with closing(CrowdedRing(loop, redis_server, tmp_path)) as world:
@@ -259,7 +259,7 @@ def test_ring_with_many_under_way(
 
 
 def test_cluster_with_many_under_way(
-    loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster
+    loop: asyncio.AbstractEventLoop, redis_cluster: SharedCluster
 ) -> None:
     """So it is in a cluster, also while slots are on their way."""
     with closing(CrowdedCluster(loop, redis_cluster)) as world:

@@ -26,7 +26,7 @@ from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings
 from tests.servers.process import PATIENCE_SECONDS, free_port
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.servers.service import ServiceProcess, http
 
 RULES = """
@@ -276,7 +276,7 @@ async def test_nothing_is_exported_unasked() -> None:
 
 
 def test_the_reference_s_environment(
-    tmp_path: Path, redis_server: RedisServer, listener: Listener
+    tmp_path: Path, redis_server: SharedRedis, listener: Listener
 ) -> None:
     """With the reference's environment its ports are there, and count for all workers."""
     place = tmp_path / "ratelimit" / "config"

@@ -19,7 +19,7 @@ from ratelimit_service.stores.queues import Queue
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.queues import RedisQueues
 from tests.policies.shipped import TOP
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
@@ -63,7 +63,7 @@ class Jobs(NamedTuple):
 
 
 @pytest.fixture
-async def jobs(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[Jobs]:
+async def jobs(redis_server: SharedRedis, tmp_path: Path) -> AsyncIterator[Jobs]:
     redis_server.flush()
     rules, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -16,6 +16,7 @@ from ratelimit_client.model import Decision, Descriptor, Limit, Reason, Request,
 from ratelimit_client.wire import decode, encode
 from ratelimit_service import model, wire
 from ratelimit_service.wire.json import decision_to_json, requests_from_json
+from tests.examples import up_to
 
 T = TypeVar("T")
 NUMBERS = some.integers(0, 2**32 - 1)
@@ -62,7 +63,7 @@ def meant(request: Request) -> model.Request:
     return model.Request(request.domain, tuple(descriptors), cost)
 
 
-@settings(max_examples=20)
+@settings(max_examples=up_to(20))
 @given(REQUESTS)
 def test_requests(request: Request) -> None:
     """The service reads of a request what was meant, as protobuf and as JSON."""
@@ -108,7 +109,7 @@ DECISIONS = some.builds(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=up_to(20))
 @given(DECISIONS)
 def test_answers(decision: model.Decision) -> None:
     """The client reads of an answer what the service said, as protobuf and as JSON."""
@@ -140,7 +141,7 @@ def test_answers(decision: model.Decision) -> None:
     assert from_json(finished(decision_to_json(body))) == read
 
 
-@settings(max_examples=20)
+@settings(max_examples=up_to(20))
 @given(DECISIONS, some.integers(0, 253402300799_999_999))
 def test_how_long_denials_hold(decision: model.Decision, until_us: int) -> None:
     """The client reads the moment until which a denial holds, to the microsecond."""
@@ -153,7 +154,7 @@ def test_how_long_denials_hold(decision: model.Decision, until_us: int) -> None:
     assert from_json(finished(decision_to_json(body))) == read
 
 
-@settings(max_examples=20)
+@settings(max_examples=up_to(20))
 @given(some.binary(max_size=60))
 def test_what_is_no_answer(body: bytes) -> None:
     """Any bytes are an answer or a ValueError, in either form."""
@@ -162,7 +163,7 @@ def test_what_is_no_answer(body: bytes) -> None:
             assert isinstance(read(body), Decision)
 
 
-@settings(max_examples=20)
+@settings(max_examples=up_to(20))
 @given(DECISIONS, some.data())
 def test_answers_that_are_cut_or_changed(decision: model.Decision, data: some.DataObject) -> None:
     """An answer with a byte changed, or without its end, is another answer or a ValueError."""

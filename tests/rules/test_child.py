@@ -168,7 +168,7 @@ async def test_old_trees_are_freed(tmp_path: Path) -> None:
 
     assert living_rules() == before
     assert pauses > 600 / 60
-    paths = {path for _, path in rules.book._tallies}
+    paths = {path for _, path in rules.book._tallies}  # memory, which nothing else shows
     assert len(paths) == 602  # two of them are the domain's: overrides, and what no rule takes
     assert "top > middle > k=w1" in paths
 
@@ -187,7 +187,7 @@ async def test_end_while_rules_are_built(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "a.yaml").write_text(wide(2))
     reload = asyncio.create_task(rules.reload())
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while rules._builder._child is None:
+        while rules._builder._child is None:  # the moment at which it is to end
             await asyncio.sleep(0)
     builder = rules._builder._child._process.pid
     os.kill(builder, signal.SIGSTOP)

@@ -19,6 +19,7 @@ from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.resource import resource_bytes
 from ratelimit_service.rules.tree import Domain, Level, Rule
 from ratelimit_service.wire.discovery import TYPE_URL, RateLimitConfig, decode_resource
+from tests.examples import up_to
 
 Resource = dict[str, Any]
 
@@ -90,7 +91,7 @@ class Follower:
 
 
 @given(SNAPSHOTS, OVERLAYS, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=up_to(25), deadline=None)
 def test_the_same_as_built_anew(
     snapshots: list[dict[str, list[Resource]]], overlay: str, strict: bool
 ) -> None:
@@ -190,7 +191,7 @@ async def test_process_that_stays() -> None:
 
     first = await rule(1, "b")
     assert await rule(2, "c") is first
-    assert builder._child is not None
+    assert builder._child is not None  # its end is waited for, so that the next build finds it
     builder._child._process.kill()
     builder._child._process.wait()
     third = await rule(3, "d")

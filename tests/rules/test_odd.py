@@ -15,6 +15,7 @@ from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.schema import parse
+from tests.examples import up_to
 
 _NUMBERS = [
     *("0x_", "0b", "0b_", "0o7", "0x", "-", "+", "_", "1_000", "1__0", "010", "08", "-1", "1.5"),
@@ -119,7 +120,7 @@ def test_every_odd_value_at_every_place(place: str) -> None:
             assert "[internal]" not in line, (odd, line)
 
 
-@settings(max_examples=300)
+@settings(max_examples=up_to(300))
 @given(
     st.sampled_from(PLACES),
     st.text(
@@ -131,7 +132,7 @@ def test_any_value_at_any_place(place: str, odd: str) -> None:
     assert not any("[internal]" in line for line in told(place.replace("@", odd)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=up_to(300))
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     """Any bytes at all are a file with problems, or without."""

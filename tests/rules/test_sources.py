@@ -64,6 +64,7 @@ async def test_source_of_ones_own(tmp_path: Path) -> None:
     watching.cancel()
 
 
+@pytest.mark.usefixtures("programs")
 def test_source_that_has_nothing() -> None:
     """A first read that fails says why, and what to do."""
     with pytest.raises(RulesError, match=r"exec://false: .*name another with --rules"):

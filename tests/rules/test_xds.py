@@ -117,7 +117,7 @@ async def test_client_that_dies(server: ManagementServer) -> None:
         await client.send(server, "1", config("one", "a"))
         source = client.rules.source
         assert isinstance(source, from_xds.FromXds)
-        assert source._process is not None
+        assert source._process is not None  # no page shows the client's pid
         source._process.kill()
         await client.until(lambda: "the client of xds://" in client.health.faults.get("watch", ""))
         assert client.domains == {"one": ["a"]}

@@ -256,6 +256,7 @@ async def test_many_resources_are_read_some_at_a_time() -> None:
     stream.feed_data(framed(json.dumps(head).encode()))
     for number in range(1_000):
         stream.feed_data(framed(b"%d" % number) + framed(b"{}"))
+    # A whole client would send at its own pace.
     taking = asyncio.ensure_future(source._message(stream))
     while not taking.done():
         await asyncio.sleep(0)

@@ -58,7 +58,7 @@ class Steps:
 
     def turn(self) -> None:
         """Does what waits for the loop's next round, in which it has nothing else to do."""
-        shared_turns()._asked_ns = thread_time_ns()
+        shared_turns()._asked_ns = thread_time_ns()  # as if the loop had done nothing since
         soon, self._soon = self._soon, []
         for each in soon:
             each()

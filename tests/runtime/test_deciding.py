@@ -13,8 +13,8 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.queues import Queue
-from tests.servers.cluster import RedisCluster
-from tests.servers.redis import RedisServer
+from tests.servers.cluster import SharedCluster
+from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking, descriptor
 from tests.stores.conftest import ring_url
 
@@ -31,7 +31,7 @@ descriptors:
 async def test_queues_over_a_restart(
     topology: str,
     request: pytest.FixtureRequest,
-    redis_server: RedisServer,
+    redis_server: SharedRedis,
     ring_url: str,
     tmp_path: Path,
 ) -> None:
@@ -39,7 +39,7 @@ async def test_queues_over_a_restart(
     redis_server.flush()
     url = ring_url if topology == "ring" else redis_server.url
     if topology == "cluster":
-        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster: SharedCluster = request.getfixturevalue("redis_cluster")
         cluster.flush()
         url = cluster.url
     rules = Asking(tmp_path, RULES).rules

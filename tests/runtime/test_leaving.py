@@ -18,7 +18,7 @@ from ratelimit_service.runtime.channel import Channel, MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess, worker_command
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
-from tests.runtime.seen import REDIS
+from tests.runtime.seen import REDIS, stand_in
 from tests.servers.process import PATIENCE_SECONDS
 
 
@@ -55,9 +55,9 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     leaving, dead, next_one = Stand(), Stand(), Stand()
     dead.lost.set()
-    workers._all = [leaving, dead]
+    stand_in(workers, leaving, dead)
     looks = [0]
-    successor = workers._successor
+    successor = workers._successor  # how often it looks is seen in no other way
 
     def looked(number: int) -> WorkerProcess | None:
         looks[0] += 1
@@ -70,7 +70,7 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert looks == [1]
     assert leaving.said == []
 
-    workers._all = [leaving, next_one]
+    stand_in(workers, leaving, next_one)
     dead.ended.set()
     await asyncio.wait_for(letting, PATIENCE_SECONDS)
 

@@ -16,7 +16,7 @@ from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level
 from tests.servers.process import wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.servers.service import ServiceProcess
 
 DEMO = Path(__file__).parents[2] / "rules"
@@ -33,7 +33,7 @@ def own_kib(pid: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="not on this system")
 @pytest.mark.skipif(compiled(), reason="the bound is that of plain Python")
-def test_a_worker_is_small(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_a_worker_is_small(tmp_path: Path, redis_server: SharedRedis) -> None:
     """With the demo rules each worker takes at most 40 MiB."""
     flags = ["--rules", str(DEMO), "--store", redis_server.url, "--workers", "2"]
     service = ServiceProcess(tmp_path, *flags)

@@ -60,12 +60,12 @@ class Fake(WorkerProcess):
         return "died"
 
 
-def so_many(count: int) -> Workers:
+def so_many(count: int, health: Health) -> Workers:
     return Workers(
         Settings(store=REDIS),
         count,
         Stats(),
-        Health(),
+        health,
         Rulebook(),
         Guests(),
         lambda: None,
@@ -75,7 +75,8 @@ def so_many(count: int) -> Workers:
 
 class Fixture:
     def __init__(self) -> None:
-        self.workers = so_many(2)
+        self.health = Health()
+        self.workers = so_many(2, self.health)
 
     async def start(self) -> None:
         starting = asyncio.create_task(self.workers.start())
@@ -86,6 +87,7 @@ class Fixture:
 
     @property
     def all(self) -> list[Fake]:
+        # Nobody is shown workers that have not begun to serve.
         return [each for each in self.workers._all if isinstance(each, Fake) and each.heard]
 
     @property
@@ -105,7 +107,7 @@ async def fixture(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fixture]:
     fixture = Fixture()
     yield fixture
     await fixture.workers.stop(1_000_000)
-    for task in list(fixture.workers._tasks):
+    for task in list(fixture.workers._tasks):  # what waits for stand-ins that never end
         task.cancel()
 
 
@@ -172,7 +174,7 @@ async def test_worker_that_is_not_needed_any_more(fixture: Fixture, told: bool) 
 async def test_no_worker_left(fixture: Fixture) -> None:
     """The service is not ready while all workers have died, and is again once one serves."""
     await fixture.start()
-    health = fixture.workers._overall._health
+    health = fixture.health
     health.enter(Phase.SERVING)
     first, second = fixture.all
     first.kill()
@@ -188,6 +190,7 @@ async def test_no_worker_left(fixture: Fixture) -> None:
 
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 @pytest.mark.parametrize("rounds", range(6))
+@pytest.mark.usefixtures("programs")
 def test_restart_that_is_broken_off(
     loop: Callable[[], asyncio.AbstractEventLoop], rounds: int
 ) -> None:
@@ -197,7 +200,7 @@ def test_restart_that_is_broken_off(
     """
 
     async def broken_off() -> None:
-        workers = so_many(1)
+        workers = so_many(1, Health())
         restart = asyncio.create_task(workers.replace())
         for _ in range(rounds):
             await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
 from tests.grpc.served_ends import rounds
+from tests.runtime.seen import stand_in
 from tests.servers.process import PATIENCE_SECONDS
 
 FILES, RULES = 8, 200
@@ -63,7 +64,7 @@ async def test_changes_reach_early_and_late_workers() -> None:
     )
     early = Told()
     early.version = __version__
-    workers._all = [early]
+    stand_in(workers, early)
     files = dict.fromkeys(range(FILES), 1)
     former = Former()
     whole = most_late = 0
@@ -99,7 +100,7 @@ async def test_many_changes_of_a_worker_are_told_together() -> None:
     heard: list[int] = []
     ours, its, connections, others = (*socket.socketpair(), *socket.socketpair())
     supervisor = await Channel.open(ours, lambda kind, _: heard.append(kind), lambda: None)
-    worker = _Worker(connections)
+    worker = _Worker(connections)  # none of its process: what it is told when is the test's
     worker._channel = await Channel.open(its, lambda _kind, _payload: None, lambda: None)
 
     started = elapsed_us()

@@ -24,7 +24,7 @@ from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
-from tests.runtime.seen import REDIS
+from tests.runtime.seen import REDIS, stand_in
 from tests.servers.process import PATIENCE_SECONDS
 
 WHY = "a worker cannot be started: Too many open files"
@@ -101,7 +101,7 @@ async def test_nothing_is_said_between_two_images() -> None:
     worker = WorkerProcess(1, os.getpid(), ours, connections)
     worker.ready.set()
     workers = one()
-    workers._all = [worker]
+    stand_in(workers, worker)
     await worker.listen(lambda *_: None)
     worker.send(MessageKind.TLS, b"before")
 

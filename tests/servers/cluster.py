@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from binascii import crc_hqx
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import redis
 
 from tests.servers.process import wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, SharedRedis
 
 SLOTS = 1 << 14
 
@@ -19,60 +20,16 @@ _STALL_MS = "120000"
 """Longer than a machine stalls."""
 
 
-class RedisCluster:
-    """Three masters with a third of the slots each; replicas may join."""
+class SharedCluster:
+    """Three masters that other tests use, too: nothing here ends them."""
 
-    def __init__(self, directory: Path, *flags: str, replicas: int = 0) -> None:
-        """Nodes wait longer for each other than a machine stalls, until `lose` ends one.
-
-        A master that the others have given up answers nothing until they have heard of it.
-        """
-        self.servers: list[RedisServer] = []
-        for number in range(3 + replicas):
-            place = directory / str(number)
-            place.mkdir()
-            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", _STALL_MS)
-            self.servers.append(RedisServer(place, *cluster, *flags))
+    def __init__(self, servers: Sequence[SharedRedis]) -> None:
+        self.servers = servers
 
     @property
     def url(self) -> str:
         places = ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
         return f"redis+cluster://{places}"
-
-    def start(self) -> None:
-        for server in self.servers:
-            server.start()
-        clients = [self.client(number) for number in range(len(self.servers))]
-        for number, client in enumerate(clients[:3]):
-            first, last = number * SLOTS // 3, (number + 1) * SLOTS // 3 - 1
-            slots = range(first, last + 1)
-            client.execute_command("CLUSTER", "ADDSLOTS", *slots)  # type: ignore[no-untyped-call]
-        for number, server in enumerate(self.servers[1:], 1):
-            clients[number].execute_command("CLUSTER", "SET-CONFIG-EPOCH", number)  # type: ignore[no-untyped-call]
-            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", server.port)  # type: ignore[no-untyped-call]
-        for client in clients:
-            wait_until(partial(self._knows_all, client), "the cluster")
-        for number, client in enumerate(clients[3:]):
-            client.execute_command("CLUSTER", "REPLICATE", self.name(number))  # type: ignore[no-untyped-call]
-            wait_until(partial(self._is_replica, client), "the replica")
-
-    def _knows_all(self, client: redis.Redis) -> bool:
-        info = client.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
-        nodes = client.execute_command("CLUSTER", "NODES")  # type: ignore[no-untyped-call]
-        return b"cluster_state:ok" in info and nodes.count(b"connected") == len(self.servers)
-
-    def _is_replica(self, client: redis.Redis) -> bool:
-        return bool(client.info("replication").get("master_link_status") == "up")
-
-    def lose(self, number: int, seen_after_ms: int = 1_000) -> None:
-        """Lets a node die; the others replace it after so long a silence."""
-        for each in range(len(self.servers)):
-            self.client(each).config_set("cluster-node-timeout", seen_after_ms)
-        self.servers[number].kill()
-
-    def kill(self) -> None:
-        for server in self.servers:
-            server.kill()
 
     def flush(self) -> None:
         for server in self.servers:
@@ -128,10 +85,61 @@ class RedisCluster:
         return crc_hqx(key[1:9], 0) % SLOTS
 
 
+class RedisCluster(SharedCluster):
+    """Three masters with a third of the slots each; replicas may join."""
+
+    def __init__(self, directory: Path, *flags: str, replicas: int = 0) -> None:
+        """Nodes wait longer for each other than a machine stalls, until `lose` ends one.
+
+        A master that the others have given up answers nothing until they have heard of it.
+        """
+        self.servers: list[RedisServer] = []
+        for number in range(3 + replicas):
+            place = directory / str(number)
+            place.mkdir()
+            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", _STALL_MS)
+            self.servers.append(RedisServer(place, *cluster, *flags))
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        clients = [self.client(number) for number in range(len(self.servers))]
+        for number, client in enumerate(clients[:3]):
+            first, last = number * SLOTS // 3, (number + 1) * SLOTS // 3 - 1
+            slots = range(first, last + 1)
+            client.execute_command("CLUSTER", "ADDSLOTS", *slots)  # type: ignore[no-untyped-call]
+        for number, server in enumerate(self.servers[1:], 1):
+            clients[number].execute_command("CLUSTER", "SET-CONFIG-EPOCH", number)  # type: ignore[no-untyped-call]
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", server.port)  # type: ignore[no-untyped-call]
+        for client in clients:
+            wait_until(partial(self._knows_all, client), "the cluster")
+        for number, client in enumerate(clients[3:]):
+            client.execute_command("CLUSTER", "REPLICATE", self.name(number))  # type: ignore[no-untyped-call]
+            wait_until(partial(self._is_replica, client), "the replica")
+
+    def _knows_all(self, client: redis.Redis) -> bool:
+        info = client.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
+        nodes = client.execute_command("CLUSTER", "NODES")  # type: ignore[no-untyped-call]
+        return b"cluster_state:ok" in info and nodes.count(b"connected") == len(self.servers)
+
+    def _is_replica(self, client: redis.Redis) -> bool:
+        return bool(client.info("replication").get("master_link_status") == "up")
+
+    def lose(self, number: int, seen_after_ms: int = 1_000) -> None:
+        """Lets a node die; the others replace it after so long a silence."""
+        for each in range(len(self.servers)):
+            self.client(each).config_set("cluster-node-timeout", seen_after_ms)
+        self.servers[number].kill()
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+
 class SlotMove:
     """A slot on its way to another master, by the steps of redis-cli --cluster reshard."""
 
-    def __init__(self, cluster: RedisCluster, slot: int, target: int | None = None) -> None:
+    def __init__(self, cluster: SharedCluster, slot: int, target: int | None = None) -> None:
         ports = [server.port for server in cluster.servers[:3]]
         self._source = ports.index(cluster.owner_port(slot))
         self._target = (self._source + 1) % 3 if target is None else target

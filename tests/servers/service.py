@@ -70,8 +70,12 @@ class ServiceProcess:
     def ended(self) -> bool:
         return self._process.child.poll() is not None
 
-    def start(self) -> None:
+    def spawn(self) -> None:
+        """Starts it, and waits for nothing."""
         self._process.spawn()
+
+    def start(self) -> None:
+        self.spawn()
         self._process.wait_ready(lambda: "make a decision" in self.log)
 
     def get(self, path: str) -> HTTPAnswer:

@@ -22,7 +22,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking, descriptor
 from tests.stores.cases import DAY, HOUR, MINUTE, SECOND, T
 from tests.stores.conftest import Time
@@ -81,7 +81,7 @@ descriptors:
 
 @pytest.fixture(params=["memory", "redis"])
 async def service(
-    tmp_path: Path, request: pytest.FixtureRequest, clock: Time, redis_server: RedisServer
+    tmp_path: Path, request: pytest.FixtureRequest, clock: Time, redis_server: SharedRedis
 ) -> AsyncIterator[Asking]:
     if request.param == "memory":
         yield Asking(tmp_path, RULES, clock=clock)

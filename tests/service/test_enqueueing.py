@@ -35,6 +35,7 @@ from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.queues import Queue, QueueLook
 from ratelimit_service.wire.json import requests_from_json
 from ratelimit_service.wire.request_json import request_to_json
+from tests.examples import up_to
 from tests.service.asking import Asking, Away, descriptor
 from tests.service.overriding import BAN, override
 from tests.stores.conftest import Time
@@ -310,7 +311,7 @@ async def test_what_an_item_says(enqueued: Enqueued) -> None:
     assert wire.decode_request(body) == Request("edge", (asked[0], asked[1], asked[3]), 2)
 
 
-@settings(max_examples=30)
+@settings(max_examples=up_to(30))
 @given(REQUEST)
 def test_any_request_in_json(request: Request) -> None:
     """What is written of any request, /json reads as the same request, from one line."""

@@ -21,7 +21,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Done, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking, Away, Busy, descriptor
 from tests.service.overriding import GRANT, LIMIT, override
 from tests.stores.conftest import Time
@@ -93,7 +93,7 @@ def failing(request: pytest.FixtureRequest) -> Iterator[Failing]:
 
 @pytest.fixture(params=["memory", "redis"])
 async def asking(
-    tmp_path: Path, request: pytest.FixtureRequest, failing: Failing, redis_server: RedisServer
+    tmp_path: Path, request: pytest.FixtureRequest, failing: Failing, redis_server: SharedRedis
 ) -> AsyncIterator[Asking]:
     settings = SETTINGS.get(request.node.callspec.params["failing"], Settings())
     if request.param == "memory":

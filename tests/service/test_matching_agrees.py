@@ -24,6 +24,7 @@ from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service import Service
 from ratelimit_service.stores.keys import CounterNames
+from tests.examples import up_to
 from tests.service.asking import Asking
 from tests.service.test_remembered import Recording
 
@@ -184,7 +185,7 @@ def grouped(value: str, beside: str) -> str:
     return str(ip_network(f"{address}/{length}", strict=False)) if length else str(address)
 
 
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=up_to(50), suppress_health_check=list(HealthCheck), deadline=None)
 @given(TREES, ASKED)
 def test_all_tell_the_same(
     tree: tuple[Declared, ...], asked: list[tuple[tuple[Entry, ...], int]]

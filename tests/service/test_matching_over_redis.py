@@ -11,8 +11,8 @@ from ratelimit_service.model import Code
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.cluster import RedisCluster
-from tests.servers.redis import RedisServer
+from tests.servers.cluster import SharedCluster
+from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking
 from tests.service.test_times import us
 from tests.stores.conftest import Time, ring_url
@@ -63,11 +63,11 @@ Both = tuple[Process, Process]
 
 @pytest.fixture(params=["redis", "ring", "cluster"])
 async def both(
-    request: pytest.FixtureRequest, redis_server: RedisServer, ring_url: str, tmp_path: Path
+    request: pytest.FixtureRequest, redis_server: SharedRedis, ring_url: str, tmp_path: Path
 ) -> AsyncIterator[Both]:
     url = ring_url if request.param == "ring" else redis_server.url
     if request.param == "cluster":
-        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster: SharedCluster = request.getfixturevalue("redis_cluster")
         cluster.flush()
         url = cluster.url
     redis_server.flush()

@@ -23,6 +23,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.service import Answer, Service
 from ratelimit_service.stores import Outcomes
+from tests.examples import up_to
 from tests.service.asking import Asking, Away
 
 RULES = """
@@ -104,7 +105,7 @@ def decided(service: Service, store: Recording, body: bytes) -> tuple[list[Answe
     return answers, list(store.hits)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=up_to(300))
 @given(st.lists(st.tuples(REQUEST, DAMAGE), min_size=1, max_size=12))
 def test_plans_are_those_of_a_service_that_remembers_nothing(
     rules: Asking, asked: list[tuple[Request, tuple[int, int] | None]]
@@ -136,7 +137,7 @@ OVERRIDE = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=up_to(40))
 @given(
     st.lists(st.tuples(REQUEST, DAMAGE), min_size=1, max_size=8),
     st.lists(OVERRIDE, min_size=1, max_size=4),

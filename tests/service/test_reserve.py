@@ -14,8 +14,8 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.cluster import RedisCluster
-from tests.servers.redis import RedisServer
+from tests.servers.cluster import SharedCluster
+from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking, descriptor
 from tests.service.overriding import LIMIT, override
 from tests.stores.conftest import Time, ring_url
@@ -61,7 +61,7 @@ async def asking(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     clock: Time,
-    redis_server: RedisServer,
+    redis_server: SharedRedis,
     ring_url: str,
 ) -> AsyncIterator[Asking]:
     (tmp_path / "rules").mkdir()
@@ -71,7 +71,7 @@ async def asking(
     redis_server.flush()
     url = ring_url if request.param == "ring" else redis_server.url
     if request.param == "cluster":
-        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster: SharedCluster = request.getfixturevalue("redis_cluster")
         cluster.flush()
         url = cluster.url
     store = RedisStore(url, 10_000_000, Stats(), Health(), clock)

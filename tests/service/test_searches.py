@@ -123,7 +123,9 @@ async def test_many_expressions_that_nobody_has_asked(
     build = Automaton.build
 
     def building(automaton: Automaton) -> None:
-        built[turns.number] += 0 if automaton.built else len(automaton._texts)
+        built[turns.number] += (
+            0 if automaton.built else len(automaton._texts)
+        )  # which turn builds what is seen in no other way
         build(automaton)
 
     monkeypatch.setattr(Automaton, "build", building)

@@ -28,6 +28,7 @@ from ratelimit_service.service import Answer
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
+from tests.examples import up_to
 from tests.service.asking import Asking, Away
 
 pytestmark = pytest.mark.skipif(compiled(), reason="no short way can be taken away from it")
@@ -177,7 +178,9 @@ def memory(asking: Asking) -> Store:
     return MemoryStore(100, asking.stats, asking.health, lambda: asking.now_us)
 
 
-LAW = hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+LAW = hypothesis(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=up_to(40)
+)
 
 
 @LAW

@@ -17,7 +17,7 @@ from ratelimit_service.telemetry import otlp
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from tests.servers.collector import Collector
 from tests.servers.process import descendants, wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.servers.service import ServiceProcess, http
 from tests.service.asking import descriptor
 
@@ -37,7 +37,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def service(
-    tmp_path: Path, collector: Collector, redis_server: RedisServer
+    tmp_path: Path, collector: Collector, redis_server: SharedRedis
 ) -> Iterator[ServiceProcess]:
     """Two workers, in the environment that Envoy Gateway makes."""
     redis_server.flush()
@@ -69,7 +69,7 @@ def call(service: ServiceProcess, parent: str) -> None:
 
 
 def test_workers_send_spans_and_metrics(
-    service: ServiceProcess, collector: Collector, redis_server: RedisServer
+    service: ServiceProcess, collector: Collector, redis_server: SharedRedis
 ) -> None:
     """Spans of all workers and all metrics come to the collector, and go on after a restart.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ratelimit_service.telemetry.spans import Spans
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from tests.grpc.transports import TRANSPORTS
 from tests.servers.collector import Collector
+from tests.servers.process import descendants
 from tests.service.asking import Asking, Away, descriptor
 
 RULES = """
@@ -72,7 +74,7 @@ async def test_so_many_spans_a_second(tmp_path: Path) -> None:
     """A second has as many spans as the setting says; the next one has room again."""
     traced = Traced(tmp_path, otel_spans_per_second=3)
     clock = [5_999_999]
-    traced.spans._budget._clock = lambda: clock[0]
+    traced.spans._budget._clock = lambda: clock[0]  # no setting says which clock
 
     assert len(await traced.ask(*[SAMPLED] * 10)) == 3
     assert not traced.spans.open
@@ -160,7 +162,7 @@ async def otlp(collector: tuple[str, Collector]) -> AsyncIterator[Otlp]:
         otel_spans_per_second=5,
     )
     async with Otlp(settings).running() as otlp:
-        while otlp._pipe is None:
+        while otlp._pipe is None:  # until then spans are lost, as they may be
             await asyncio.sleep(0)
         yield otlp
 
@@ -204,7 +206,7 @@ async def test_processes_together_send_no_more(
 ) -> None:
     """All processes together send as many spans a second as the setting says."""
     _, server = collector
-    otlp._budget._clock = lambda: 0
+    otlp._budget._clock = lambda: 0  # all within one second, however slow the machine is
     span = {
         "trace": "",
         "parent": "",
@@ -228,10 +230,10 @@ async def test_processes_together_send_no_more(
 async def test_collector_away_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Where no collector is, spans are lost, the log says so, and to stop does not take long."""
     settings = Settings(rules="", otel_traces=True, otel_endpoint="http://127.0.0.1:9")
-    otlp = Otlp(settings)
+    otlp, before = Otlp(settings), descendants(os.getpid())
     otlp.send_spans(b"[{}]")
 
     assert "is lost" in caplog.text
     async with otlp.running():
         pass
-    assert otlp._process is None
+    assert descendants(os.getpid()) == before

@@ -15,7 +15,7 @@ from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.redis import RedisServer
+from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking
 from tests.stores.cases import MINUTE, SECOND
 from tests.stores.conftest import Time
@@ -36,7 +36,7 @@ def clock() -> Time:
 
 @pytest.fixture(params=["memory", "redis"])
 async def service(
-    tmp_path: Path, request: pytest.FixtureRequest, clock: Time, redis_server: RedisServer
+    tmp_path: Path, request: pytest.FixtureRequest, clock: Time, redis_server: SharedRedis
 ) -> AsyncIterator[Asking]:
     if request.param == "memory":
         yield Asking(tmp_path, RULES, clock=clock)

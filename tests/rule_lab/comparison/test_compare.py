@@ -23,6 +23,7 @@ from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.settings import Settings
+from tests.examples import up_to
 
 File = dict[str, Any]
 
@@ -149,7 +150,7 @@ def _is_pattern(node: File, key: str) -> bool:
     return node["key"] == key and "*" in node.get("value", "")
 
 
-@settings(max_examples=30)
+@settings(max_examples=up_to(30))
 @given(files(), st.data())
 def test_the_same_in_other_words(file: File, data: st.DataObject) -> None:
     """Rules that are written in another form, order, or in two files are no change."""
@@ -165,7 +166,7 @@ def test_the_same_in_other_words(file: File, data: st.DataObject) -> None:
     assert compare(domains(block, flow), of(file)) == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=up_to(25))
 @given(files(), files())
 def test_callers_who_meet_another_rule(old: File, new: File) -> None:
     """Whoever meets another rule is told of, by this move or as of a rule that came or went.
@@ -194,7 +195,7 @@ def test_callers_who_meet_another_rule(old: File, new: File) -> None:
             assert each.anew == (bool(one and other) and not one & other)
 
 
-@settings(max_examples=40)
+@settings(max_examples=up_to(40))
 @given(files(), files())
 def test_counters_that_start_anew(old: File, new: File) -> None:
     """Counters of a rule that stays start anew just where this is told, with the reason."""
@@ -420,7 +421,7 @@ def _without_what_ends(nodes: Sequence[File]) -> list[File]:
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=up_to(30))
 @given(files())
 def test_what_has_ended_is_not_there(file: File) -> None:
     """To take out what has ended is no change, nor is to bring it."""

@@ -26,6 +26,7 @@ from ratelimit_service.rule_lab.replay.sources import rules_of
 from ratelimit_service.rule_lab.replay.use import Caller
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
+from tests.examples import up_to
 from tests.rule_lab.replay.playing import (
     START_US,
     Recorded,
@@ -129,7 +130,7 @@ def snapshot(most: int, more: str) -> Snapshot:
     st.sampled_from([(1_000_000, 65_536, 4_096, 1_000), (4, 3, 2, 2)]),
     st.integers(1, 60),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=up_to(40), deadline=None)
 def test_blocks_are_asked_as_one_by_one(
     asked: list[tuple[int, tuple[Descriptor, ...], Code | None]],
     more: tuple[str, str],
@@ -176,7 +177,7 @@ TIMES = st.tuples(
     st.integers(1, 30),
     st.sampled_from([1, 3, 150]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=up_to(40), deadline=None)
 def test_demand_is_what_the_algorithm_counts(
     more: str, times: list[int], size: int, addend: int
 ) -> None:
@@ -281,7 +282,7 @@ USUAL = (
 
 
 @given(st.lists(st.just(USUAL) | LINES, max_size=40).map(lambda texts: [USUAL, *texts]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=up_to(60), deadline=None)
 def test_decisions_that_are_read_together_are_those_of_each_line(texts: list[str]) -> None:
     """Of any lines of a decision log what is read is what each of them says by itself."""
     text = "\n".join(texts)
@@ -358,7 +359,7 @@ MAPPINGS = [
         max_size=40,
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=up_to(60), deadline=None)
 def test_accesses_that_are_read_together_are_those_of_each_line(
     mapped: Mapped, texts: list[str]
 ) -> None:
@@ -368,6 +369,7 @@ def test_accesses_that_are_read_together_are_those_of_each_line(
 
     long_way, alone = EnvoyLog(mapped), Lines("log", io.BytesIO())
     list(long_way.blocks(alone))
+    # What is read line by line is so for lines of other forms alone.
     each = [long_way._one_by_one([line], place) for place, line in enumerate(texts, 1)]
     asked = [record for blocks in each for block in blocks for record in records_of(block)]
     assert found == asked
@@ -385,7 +387,7 @@ ROWS = st.one_of(
     st.lists(st.just("2026-01-31T14:00:00.5Z,api,a") | ROWS, max_size=12),
     st.sampled_from(["\n", "\r\n"]),
 )
-@settings(max_examples=100)
+@settings(max_examples=up_to(100))
 def test_rows_are_those_of_the_csv_module(rows: list[str], end: str) -> None:
     """Of any text the rows are read that the csv module sees in it, and the others are counted."""
     text = "time,domain,user\n" + end.join(rows)
