@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +105,14 @@ def _badness(shard: Any) -> tuple[bool, bool, int]:
 def _processes(processes: Any) -> str:
     supervisor = processes["supervisor"]
     workers = supervisor["workers"]
-    running = f"{count(len(workers), 'worker')}" if workers else "one process"
-    states = sorted({worker["state"] for worker in workers})
+    states = Counter(worker["state"] for worker in workers)
+    running = count(len(workers), "worker") if workers else "NO WORKER: see the log"
+    if len(states) > 1:
+        running += ": " + ", ".join(f"{each} {state}" for state, each in states.items())
+    else:
+        running = ", ".join((running, *states))
     error = supervisor.get("restart_error")
-    words = [running, *states, f"version {supervisor['version']}", *([error] if error else [])]
-    return ", ".join(words)
+    return ", ".join((running, f"version {supervisor['version']}", *([error] if error else [])))
 
 
 def _rules(rules: Any) -> Iterator[str]:
