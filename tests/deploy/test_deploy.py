@@ -63,7 +63,7 @@ OF_SERVICE = {
 
 
 def validated(*words: str) -> subprocess.CompletedProcess[str]:
-    need(VALIDATE, "install Go, and run make test again")
+    need(VALIDATE, "install Go")
     return subprocess.run([VALIDATE, *words], capture_output=True, text=True, check=False)
 
 
