@@ -65,7 +65,7 @@ def _lines(told: Any, faults: dict[str, str]) -> Iterator[str]:
     yield f"store      {told['processes']['store']}"
     yield from _shards(told["processes"]["deciding"])
     yield f"processes  {_processes(told['processes'])}"
-    yield from _rules(told["rules"])
+    yield from _rules(told["rules"], faults)
     seconds = told["seconds"]
     allowed, denied, refused = (round(told[name] / seconds) for name in ("ok", "over", "refused"))
     late = told["p99_us"]
@@ -115,7 +115,7 @@ def _processes(processes: Any) -> str:
     return ", ".join((running, f"version {supervisor['version']}", *([error] if error else [])))
 
 
-def _rules(rules: Any) -> Iterator[str]:
+def _rules(rules: Any, faults: dict[str, str]) -> Iterator[str]:
     problems = rules["problems"]
     wrong = count(len(problems), "PROBLEM") if problems else "no problem"
     known = f"{count(rules['rules'], 'rule')} in {count(rules['domains'], 'domain')}"
@@ -123,7 +123,8 @@ def _rules(rules: Any) -> Iterator[str]:
     for domain in rules["unserved"]:
         yield f"           {domain} is not served: its rules never loaded"
     for problem in problems[:_MOST_PROBLEMS]:
-        yield f"           {problem}"
+        if problem not in faults.get("rules", ""):  # the first one is told there
+            yield f"           {problem}"
     if len(problems) > _MOST_PROBLEMS:
         yield f"           and {len(problems) - _MOST_PROBLEMS} more: see ratelimit lint"
 

@@ -91,3 +91,17 @@ async def test_workers(ratelimit: Inside, site: AdminSite, states: list[str], to
     said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
 
     assert f"processes  {told}" in said.out.splitlines()
+
+
+async def test_problems_of_rules_are_told_once(ratelimit: Inside, site: AdminSite) -> None:
+    """The first problem is among what is degraded; the others stand with the rules."""
+    for name in ("bad", "worse"):
+        (site.directory / f"{name}.yaml").write_text("domain: x\ndescriptors: 7\n")
+    site.asking.rules.load()
+
+    said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
+
+    told = [line.split()[0] for line in said.out.splitlines() if ".yaml:2:14: " in line]
+    assert [each.rpartition("/")[2] for each in told] == ["rules:", "worse.yaml:2:14:"]
+    assert said.code == 1
+    assert f"rules: {site.directory}/bad.yaml:2:14:" in said.out
