@@ -27,8 +27,8 @@ help:
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
 	@echo "make unit      run the tests that open no socket and start no process, in one to two minutes; ARGS=\"-k name\" for some"
-	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
-	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
+	@echo "make test      run the tests, which get what they need; ARGS=\"-k name\" for some"
+	@echo "make tools     get at once what tests get one by one, and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, leftovers"
 	@echo "make test-compiled   the same tests against the compiled package"
 	@echo "make check     lint and both tests: what a change must pass"
@@ -71,25 +71,34 @@ format: $(VENV)/.developing
 unit: $(VENV)/.developing
 	@$(BIN)/pytest --unit --numprocesses 2 --dist worksteal --quiet -r fE $(ARGS)
 
-test: $(VENV)/.developing tools
+test: $(VENV)/.developing
+	@$(REDIS)
 	@echo "running the tests"
 	@$(BIN)/pytest $(ARGS)
 
-# Of what is missing each step says its number.
-tools:
-	@command -v redis-server >/dev/null || { $(call STEP,tools,1 of 7,Redis) sh tests/get-redis.sh; }
-	@test -x $(TOOLS)/h2spec || { $(call STEP,tools,2 of 7,h2spec) sh tests/get-go-program.sh \
-		"$(CURDIR)/$(TOOLS)/h2spec" tests/h2spec github.com/summerwind/h2spec/cmd/h2spec; }
-	@test -x $(TOOLS)/management || { $(call STEP,tools,3 of 7,a management server) \
-		sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/management" tests/management .; }
-	@test $(TOOLS)/validate -nt tests/deploy/validate/main.go || { $(call STEP,tools,4 of 7,a check of manifests) \
-		sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" tests/deploy/validate .; }
-	@test -x $(TOOLS)/recipes/go || { $(call STEP,tools,5 of 7,a client in Go) \
-		sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/recipes/go" examples/clients/go .; }
-	@test -x $(TOOLS)/promtool || { $(call STEP,tools,6 of 7,promtool) \
-		sh tests/get-promtool.sh "$(CURDIR)/$(TOOLS)/promtool"; }
-	@test -d $(TOOLS)/node/node_modules || { $(call STEP,tools,7 of 7,a client for Node.js) \
-		sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"; }
+# Tests have `make` get each of these when they need it.
+tools: $(addprefix $(TOOLS)/,h2spec management validate recipes/go promtool node/node_modules/@grpc/grpc-js)
+	@$(REDIS)
+
+REDIS = command -v redis-server >/dev/null || sh tests/get-redis.sh
+
+$(TOOLS)/h2spec:
+	@sh tests/get-go-program.sh "$(CURDIR)/$@" tests/h2spec github.com/summerwind/h2spec/cmd/h2spec
+
+$(TOOLS)/management:
+	@sh tests/get-go-program.sh "$(CURDIR)/$@" tests/management .
+
+$(TOOLS)/validate: tests/deploy/validate/main.go
+	@sh tests/get-go-program.sh "$(CURDIR)/$@" tests/deploy/validate .
+
+$(TOOLS)/recipes/go:
+	@sh tests/get-go-program.sh "$(CURDIR)/$@" examples/clients/go .
+
+$(TOOLS)/promtool:
+	@sh tests/get-promtool.sh "$(CURDIR)/$@"
+
+$(TOOLS)/node/%:
+	@sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
 
 test-compiled:
 	@command -v cc >/dev/null || sh tests/get-compiler.sh

@@ -40,7 +40,7 @@ descriptors:
     "edge.yaml": """\
 domain: edge
 descriptors:
-- {key: remote_address, rate_limit: {unit: minute, requests_per_unit: 600}}
+- {key: remote_address, rate_limit: {unit: hour, requests_per_unit: 2000}}
 """,
 }
 USERS = ("alice", "bob", "carol", "dave", "<b>eve</b>")
@@ -57,7 +57,7 @@ descriptors:
 """
 OLD, NEW = 30, 15
 RECORDED, USERS_RECORDED = 60_000, 900
-PLAYGROUND = (1000, 820)
+PLAYGROUND = (1000, 1090)
 REPLAY_WIDE, REPLAY_NARROW = (1000, 1450), (390, 1150)
 
 
@@ -168,7 +168,8 @@ def take_console() -> None:
         service.spawn()
         try:
             service.wait_ready(lambda: listens(http_port) and listens(admin_port))
-            steer(admin_port, "grant", "api", "user=alice", "--hits", "50", "--for", "1h")
+            address = "remote_address=192.0.2.7"
+            steer(admin_port, "grant", "edge", address, "--hits", "500", "--for", "1h")
             steer(
                 admin_port,
                 *("ban", "api", "user=mallory", "--for", "2h", "--reason", "credential stuffing"),

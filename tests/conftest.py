@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import inspect
 import itertools
@@ -26,6 +28,9 @@ from tests.servers.redis import RedisServer, SharedRedis
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 settings.register_profile("unit", settings.get_profile("untimed"), max_examples=10)
+
+_TOP = Path(__file__).parents[1]
+_TOOLS = _TOP / ".tools"
 
 _OPENS = re.compile(
     r"(socket|subprocess|multiprocessing|grpc|tests\.servers"
@@ -142,14 +147,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def need(program: str, how: str) -> None:
-    """Skips a test that needs a program, or a directory, not here; fails it where CI is set."""
+    """Skips a test that needs a program, or a directory, not here; fails it where CI is set.
+
+    What is in .tools is got first, which can take some minutes.
+    """
     if settings.get_current_profile_name() == "unit":
         pytest.skip(f"{program} is not asked for with --unit")
+    if Path(program).is_relative_to(_TOOLS):
+        _get(Path(program))
     if shutil.which(program) is None and not Path(program).is_dir():
         message = f"{program} is missing: {how}"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+
+
+@functools.cache
+def _get(tool: Path) -> None:
+    """Has `make` get a tool if it is missing or old; waits for another run that gets one."""
+    _TOOLS.mkdir(exist_ok=True)
+    with (_TOOLS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "--silent", tool.relative_to(_TOP)], cwd=_TOP, check=False)
 
 
 @pytest.fixture(autouse=True)

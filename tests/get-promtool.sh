@@ -4,6 +4,7 @@
 . "$(dirname "$0")/packages.sh"
 program="$1"
 directory="$program.parts"
+echo "getting promtool"
 rm -rf "$directory"
 mkdir -p "$directory"
 download() { (cd "$directory" && apt-get download --quiet=2 prometheus) >"$program.log" 2>&1; }

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from ratelimit_service.errors import RateLimitError, SettingsError, TransportError
 from ratelimit_service.net.pem import client_context
-from ratelimit_service.settings import split_address, unix_path
+from ratelimit_service.text.addresses import split_address, unix_path
 from ratelimit_service.text.display import reason
 
 __all__ = ["AdminAddress", "AdminClient"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -113,6 +112,8 @@ def hit(
             denied += decision.code is Code.OVER_LIMIT
             why = why_not_counted(client, request, decision, timeout_us)
             if as_json:
+                import json  # noqa: PLC0415
+
                 click.echo(json.dumps(_as_json(decision, why)))
                 continue
             for line in _lines(request, decision, why, overrides_of(decision)):

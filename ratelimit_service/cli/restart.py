@@ -6,7 +6,7 @@ import click
 
 from ratelimit_service.cli.say import say
 from ratelimit_service.cli.words import duration
-from ratelimit_service.settings import split_address
+from ratelimit_service.text.addresses import split_address
 
 __all__ = ["restart"]
 

@@ -8,9 +8,7 @@ from typing import NamedTuple, Self
 import grpc
 
 from ratelimit_service.errors import TransportError
-from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.model import Decision, Request
-from ratelimit_service.net.pem import client_context
 from ratelimit_service.text.display import reason
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 
@@ -29,6 +27,8 @@ class ClientTLS(NamedTuple):
 
         grpcio itself takes any content, and fails at its first call without a reason.
         """
+        from ratelimit_service.net.pem import client_context  # noqa: PLC0415 -- few calls have TLS
+
         try:
             authorities, key, cert = map(_content, (self.ca, self.key, self.cert))
         except OSError as error:
@@ -44,6 +44,8 @@ class ClientTLS(NamedTuple):
 
 
 def _content(path: str | None) -> bytes | None:
+    from ratelimit_service.files.whole_file import read_whole  # noqa: PLC0415 -- as above
+
     return read_whole(path) if path else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def _lines(told: Any, faults: dict[str, str]) -> Iterator[str]:
     yield f"store      {told['processes']['store']}"
     yield from _shards(told["processes"]["deciding"])
     yield f"processes  {_processes(told['processes'])}"
-    yield from _rules(told["rules"])
+    yield from _rules(told["rules"], faults)
     seconds = told["seconds"]
     allowed, denied, refused = (round(told[name] / seconds) for name in ("ok", "over", "refused"))
     late = told["p99_us"]
@@ -104,14 +105,17 @@ def _badness(shard: Any) -> tuple[bool, bool, int]:
 def _processes(processes: Any) -> str:
     supervisor = processes["supervisor"]
     workers = supervisor["workers"]
-    running = f"{count(len(workers), 'worker')}" if workers else "one process"
-    states = sorted({worker["state"] for worker in workers})
+    states = Counter(worker["state"] for worker in workers)
+    running = count(len(workers), "worker") if workers else "NO WORKER: see the log"
+    if len(states) > 1:
+        running += ": " + ", ".join(f"{each} {state}" for state, each in states.items())
+    else:
+        running = ", ".join((running, *states))
     error = supervisor.get("restart_error")
-    words = [running, *states, f"version {supervisor['version']}", *([error] if error else [])]
-    return ", ".join(words)
+    return ", ".join((running, f"version {supervisor['version']}", *([error] if error else [])))
 
 
-def _rules(rules: Any) -> Iterator[str]:
+def _rules(rules: Any, faults: dict[str, str]) -> Iterator[str]:
     problems = rules["problems"]
     wrong = count(len(problems), "PROBLEM") if problems else "no problem"
     known = f"{count(rules['rules'], 'rule')} in {count(rules['domains'], 'domain')}"
@@ -119,7 +123,8 @@ def _rules(rules: Any) -> Iterator[str]:
     for domain in rules["unserved"]:
         yield f"           {domain} is not served: its rules never loaded"
     for problem in problems[:_MOST_PROBLEMS]:
-        yield f"           {problem}"
+        if problem not in faults.get("rules", ""):  # the first one is told there
+            yield f"           {problem}"
     if len(problems) > _MOST_PROBLEMS:
         yield f"           and {len(problems) - _MOST_PROBLEMS} more: see ratelimit lint"
 

@@ -9,13 +9,14 @@ import click
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, WEEKDAYS, Descriptor, Limit, Unit
-from ratelimit_service.settings import parse_duration, split_address, unix_path
+from ratelimit_service.text.addresses import split_address, unix_path
 from ratelimit_service.text.descriptors import (
     DescriptorTextError,
     format_descriptor,
     read_descriptor,
 )
 from ratelimit_service.text.display import is_utf8
+from ratelimit_service.text.durations import parse_duration
 
 __all__ = [
     "duration",

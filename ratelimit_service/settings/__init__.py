@@ -4,16 +4,15 @@ The only package that reads the environment. Who starts a process imports `envir
 and `translation`. They are not named here, since a worker is handed its settings.
 """
 
-from ratelimit_service.settings.addresses import redacted, split_address, unix_path
 from ratelimit_service.settings.declared import Settings, settings
 from ratelimit_service.settings.setting import Setting
 from ratelimit_service.settings.values import (
     ADMIN_ADDRESS_BY_DEFAULT,
     DEFAULT_ADMIN,
-    duration_text,
-    parse_duration,
     split_pairs,
 )
+from ratelimit_service.text.addresses import redacted, split_address, unix_path
+from ratelimit_service.text.durations import duration_text, parse_duration
 
 __all__ = [
     "ADMIN_ADDRESS_BY_DEFAULT",

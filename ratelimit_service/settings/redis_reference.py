@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings.addresses import split_address, tidy
 from ratelimit_service.settings.values import checked, is_on
+from ratelimit_service.text.addresses import split_address, tidy
 
 __all__ = ["second_store_of", "store_of"]
 

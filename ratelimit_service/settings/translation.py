@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from posixpath import normpath
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings.addresses import split_address
 from ratelimit_service.settings.declared import Settings, settings
 from ratelimit_service.settings.otel_reference import otel_of
 from ratelimit_service.settings.redis_reference import second_store_of, store_of
 from ratelimit_service.settings.reference import REFERENCE, Treatment, is_service_link, set_in
 from ratelimit_service.settings.values import checked, is_on
+from ratelimit_service.text.addresses import split_address
 
 __all__ = ["from_reference"]
 

@@ -1,1 +1,1 @@
-"""Text for people: numbers, times and descriptors as they are shown and typed."""
+"""Text for people: numbers, times, addresses and descriptors as they are shown and typed."""

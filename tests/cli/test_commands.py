@@ -311,3 +311,13 @@ def test_words_are_read_without_what_only_some_commands_need() -> None:
         "uvloop",
     }
     assert heavy.isdisjoint(ran.stdout.split())
+
+
+def test_a_question_takes_nothing_of_what_serves() -> None:
+    """`hit` reads no setting of a service, so it does not import what declares them."""
+    program = "import ratelimit_service.cli.hit, sys; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert "ratelimit_service.settings" not in ran.stdout.split()

@@ -21,6 +21,7 @@ async def site(start_site: StartSite) -> AdminSite:
 
 async def test_all_is_well(ratelimit: Inside, site: AdminSite) -> None:
     """One screen has health, store, rules, decisions, overrides, callers and the last denials."""
+    site.workers.append({"state": "serving"})
     await site.told("/denials")  # from now on some are noted
     for user in ("ann", "ann", "ann", "bob"):
         await site.asking.ask(f"user={user}")
@@ -33,7 +34,7 @@ async def test_all_is_well(ratelimit: Inside, site: AdminSite) -> None:
     assert lines[0] == "health     serving, nothing is degraded"
     assert lines[1:4] == [
         "store      memory",
-        "processes  one process, version 1",
+        "processes  1 worker, serving, version 1",
         "rules      1 rule in 1 domain, no problem",
     ]
     assert lines[4].startswith("decisions  0 a second allowed, 0 denied, 0 refused")
@@ -73,3 +74,34 @@ async def test_something_is_wrong(ratelimit: Inside, site: AdminSite) -> None:
     assert told["faults"] == {"store main": "cannot connect to it"}
     assert told["rules"]["rules"] == 1
     assert told["callers"]["callers"] == []
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ([], "NO WORKER: see the log, version 1"),
+        (["serving", "serving"], "2 workers, serving, version 1"),
+        (["serving", "starting", "serving"], "3 workers: 2 serving, 1 starting, version 1"),
+    ],
+)
+async def test_workers(ratelimit: Inside, site: AdminSite, states: list[str], told: str) -> None:
+    """Workers are told by their states; that there is none is said as such."""
+    site.workers += [{"state": state} for state in states]
+
+    said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
+
+    assert f"processes  {told}" in said.out.splitlines()
+
+
+async def test_problems_of_rules_are_told_once(ratelimit: Inside, site: AdminSite) -> None:
+    """The first problem is among what is degraded; the others stand with the rules."""
+    for name in ("bad", "worse"):
+        (site.directory / f"{name}.yaml").write_text("domain: x\ndescriptors: 7\n")
+    site.asking.rules.load()
+
+    said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
+
+    told = [line.split()[0] for line in said.out.splitlines() if ".yaml:2:14: " in line]
+    assert [each.rpartition("/")[2] for each in told] == ["rules:", "worse.yaml:2:14:"]
+    assert said.code == 1
+    assert f"rules: {site.directory}/bad.yaml:2:14:" in said.out

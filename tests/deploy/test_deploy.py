@@ -63,7 +63,7 @@ OF_SERVICE = {
 
 
 def validated(*words: str) -> subprocess.CompletedProcess[str]:
-    need(VALIDATE, "install Go, and run make test again")
+    need(VALIDATE, "install Go")
     return subprocess.run([VALIDATE, *words], capture_output=True, text=True, check=False)
 
 
@@ -300,6 +300,7 @@ def test_notes(tmp_path: Path) -> None:
         ({"tls": {"secretName": "a"}}, "ratelimit hit"),
         ({"tls": {"secretName": "a", "clientSan": "b"}}, "helm test"),
         ({"rules": {"a.yaml": "domain: a"}}, "The rules are"),
+        ({"rulesConfigMap": "a"}, "hit demo"),
     ],
 )
 def test_notes_say_only_what_is_so(tmp_path: Path, values: Object, without: str) -> None:
@@ -417,6 +418,7 @@ def test_readme_names_values_that_exist(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"redis": {"enabled": False}}, "say where counters live"),
+        ({"store": {"secretName": "a"}}, "only with redis.enabled=false"),
         ({"rules": {"a": "b"}, "rulesConfigMap": "c"}, "leave one of them out"),
         ({"redsi": {"enabled": False}}, "additional properties 'redsi' not allowed"),
         ({"failurePolicy": "maybe"}, "failurePolicy"),

@@ -53,7 +53,7 @@ LABELS = {
 
 
 def promtool(*words: str) -> str:
-    need(PROMTOOL, "make tools")
+    need(PROMTOOL, "Debian's package prometheus has it")
     done = subprocess.run([PROMTOOL, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

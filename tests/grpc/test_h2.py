@@ -378,7 +378,7 @@ def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
 
 def test_h2spec(tmp_path: Path) -> None:
     """All cases of h2spec --strict pass."""
-    need(H2SPEC, "install Go, and run make test again")
+    need(H2SPEC, "install Go")
     service = ServiceProcess(tmp_path, "--rules", str(TOP / "rules"))
     service.start()
     flags = ["--strict", "--host", "127.0.0.1", "--port", str(service.grpc_port), "--timeout", "10"]

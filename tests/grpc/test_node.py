@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import ServiceProcess
 
-NODE = shutil.which("node") or "node"
 DIRECTORY = Path(__file__).parents[2] / ".tools" / "node"
 SCRIPT = Path(__file__).with_name("client.js")
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 20}}]"
@@ -19,13 +17,12 @@ RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: year, requests_
 
 def test_node_client(tmp_path: Path) -> None:
     """Node's client gets decisions, refusals and health over one connection, 500 calls at once."""
-    need(NODE, "install Node.js and npm, and run make test again")
-    need(str(DIRECTORY / "node_modules" / "@grpc" / "grpc-js"), "make test installs it")
+    need(str(DIRECTORY / "node_modules" / "@grpc" / "grpc-js"), "install Node.js and npm")
     (tmp_path / "rules.yaml").write_text(RULES)
     service = ServiceProcess(tmp_path, "--rules", str(tmp_path / "rules.yaml"))
     service.start()
 
-    command = [NODE, str(SCRIPT), str(DIRECTORY), str(service.grpc_port)]
+    command = ["node", str(SCRIPT), str(DIRECTORY), str(service.grpc_port)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
     )

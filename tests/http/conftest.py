@@ -76,6 +76,7 @@ class AdminSite:
         self.directory = directory
         self.shards: list[ShardState] = []
         self.version = "1"
+        self.workers: list[dict[str, object]] = []
         self.asking = asking = Asking(directory, rules, settings=settings)
         self._at = at
         self.operating = Operating(
@@ -86,7 +87,7 @@ class AdminSite:
             Here(self._deciding(asking)),
             Sources(asking.stats, asking.health, lambda: asking.rules.snapshot),
             _nothing,
-            lambda: {"pid": 7, "version": self.version, "workers": []},
+            lambda: {"pid": 7, "version": self.version, "workers": self.workers},
             asking.rules.problems,
         )
         self.listener = AdminListener(self.operating)

@@ -88,7 +88,7 @@ async def test_dashboards_read_ours(tmp_path: Path) -> None:
 
     The dashboard's one number that a Go program alone has is left out.
     """
-    need(PROMTOOL, "make tools")
+    need(PROMTOOL, "Debian's package prometheus has it")
     assert shutil.which(PROMTOOL)
     lines = [line.rpartition(" ") for line in (await page()).splitlines() if line[0] != "#"]
     series = [{"series": name, "values": number} for name, _, number in lines]

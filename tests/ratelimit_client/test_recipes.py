@@ -26,7 +26,7 @@ numbers = itertools.count()
 
 
 class Recipe(NamedTuple):
-    """A program. `make tools` gets what is `always` there, `make clients` the rest."""
+    """A program. It gets what is `always` there itself, `make clients` the rest."""
 
     command: list[str]
     needs: Path
@@ -57,7 +57,7 @@ RECIPES = {
 def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Recipe:
     found = RECIPES[request.param]
     if found.always:
-        need(str(found.needs), "make tools gets or builds it, if its language is there")
+        need(str(found.needs), "install its language, and run the test again")
     elif not found.needs.exists():
         pytest.skip(f"the recipe in {request.param} is not built: make clients builds it")
     if found.copied:

@@ -20,7 +20,7 @@ class Management:
     """The Go program of tests/management, with TLS 1.3 and client certificates."""
 
     def __init__(self, directory: Path) -> None:
-        need(MANAGEMENT, "make tools (needs Go, and its module proxy)")
+        need(MANAGEMENT, "install Go")
         self.port = free_port()
         self._directory = directory
         self._files = count()
