@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 from ratelimit_service.decision_log.line import (
@@ -41,6 +42,10 @@ request, the end; their requests, their callers' addresses, and these calls' hea
 
 _DENIED: Final = Verdict.DENIED
 _NOBODY: Final = CallOrigin()
+
+_MOST_REMEMBERED_BYTES: Final = 512
+_remembered: Final = lru_cache(4_096)(request_part)
+"""Who is denied asks the same again."""
 
 _NO_TABLE: Final = b"\x20"
 """A header block that says that from now on no block depends on another."""
@@ -156,11 +161,15 @@ class PacketLines:
             raise ValueError(f"decisions are packed in version {rest[:1]!r}, not {_VERSION!r}")
         groups: list[Group] = marshal.loads(rest[1:])  # noqa: S302 -- our processes'
         lines = [
-            start + request_part(body, self._hashed) + middle + self._origin(peer, headers) + end
+            start + self._request(body) + middle + self._origin(peer, headers) + end
             for start, middle, end, bodies, peers, all_headers in groups
             for body, peer, headers in zip(bodies, peers, all_headers, strict=True)
         ]
         return "".join(lines).encode("utf-8", "replace")
+
+    def _request(self, body: bytes) -> str:
+        small = len(body) <= _MOST_REMEMBERED_BYTES
+        return (_remembered if small else request_part)(body, self._hashed)
 
     def _origin(self, peer: str, headers: PackedHeaders) -> str:
         if headers and isinstance(headers, bytes):
