@@ -154,11 +154,6 @@ class FedProcess:
         self._keeping: asyncio.Task[None] | None = None
         self._stopping = False
 
-    @property
-    def ready(self) -> bool:
-        """Whether it is there and takes what it is given."""
-        return self._pipe is not None and not self._pipe.is_closing()
-
     def give(self, data: bytes) -> bool:
         """Gives it a frame; False if too much waits already, or it does not run. Never waits."""
         pipe = self._pipe
@@ -205,7 +200,7 @@ class FedProcess:
             began, why = loop.time(), "it ended"
             try:
                 await self._run()
-            except (OSError, ValueError) as error:  # it cannot be started, or says no lines
+            except Exception as error:  # whatever it is, another one may do better
                 why = (isinstance(error, OSError) and error.strerror) or str(error)
             if self._stopping:
                 return
@@ -236,6 +231,8 @@ class FedProcess:
             finally:
                 self._pipe = None
                 self._ended()
+                if pipe.get_write_buffer_size():
+                    pipe.abort()  # nobody reads what is left
                 pipe.close()
                 lines.close()
         finally:
