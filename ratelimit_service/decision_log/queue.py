@@ -71,8 +71,8 @@ class DecisionQueue:
         """When decisions were made, their batch, their indexes in it, and their requests' bytes."""
         self._count = self._size = 0
         """Decisions that wait, and bytes of their requests."""
-        self._due = False
-        """Whether they will be sent in a while."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Sends them in a while, if there are some."""
 
     def missed(self, calls: int) -> None:
         """Counts calls that were refused with no time to tell of them."""
@@ -116,20 +116,25 @@ class DecisionQueue:
             self._count += count
             self._size += size
 
-    def _schedule(self, seconds: float = _WAIT_SECONDS) -> None:
-        if self._waiting and not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_later(seconds, self._turn)
+    def _schedule(self) -> None:
+        """Has what waits sent: in the next turn of the loop if it is much, else in a while."""
+        much = self._count >= _AT_ONCE
+        if self._timer is not None and much:
+            self._timer.cancel()
+        elif self._timer is not None or not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(0 if much else _WAIT_SECONDS, self._turn)
 
     def _turn(self) -> None:
         """Sends what waits, a little in each turn of the loop."""
-        self._due = False
+        self._timer = None
         until_us = elapsed_us() + _TURN_US
         try:
             while self._waiting and elapsed_us() < until_us:
                 self._send_some()
         finally:  # whatever becomes of these, the next ones are sent
-            self._schedule(0)
+            self._schedule()
 
     def _send_some(self) -> None:
         """Sends the oldest decisions."""

@@ -17,10 +17,7 @@ from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.files.whole_file import append_whole
 from ratelimit_service.settings import Settings
 
-__all__ = ["DecisionLogFile", "Sink", "Stdout", "Syslog", "sink_of"]
-
-_PIPE_BYTES: Final = select.PIPE_BUF
-"""A pipe takes so many bytes whole, or none."""
+__all__ = ["DecisionLogFile", "Stdout", "Syslog", "sink_of"]
 
 _SYSLOG: Final = "/dev/log"
 _SYSLOG_INFO: Final = b"<134>ratelimit: "
@@ -117,7 +114,7 @@ class Stdout:
         self.open()
         at = 0
         while at < len(data):
-            stop = data.rfind(b"\n", at, at + _PIPE_BYTES) + 1 or data.find(b"\n", at) + 1
+            stop = data.rfind(b"\n", at, at + select.PIPE_BUF) + 1 or data.find(b"\n", at) + 1
             self._write(memoryview(data)[at : stop or len(data)])
             at = stop or len(data)
         return 0
@@ -168,10 +165,7 @@ class Syslog:
             self._socket = None
 
 
-Sink = DecisionLogFile | Stdout | Syslog
-
-
-def sink_of(settings: Settings, stdout: int) -> Sink:
+def sink_of(settings: Settings, stdout: int) -> DecisionLogFile | Stdout | Syslog:
     """Where lines go by these settings; `stdout` is as in `Stdout`."""
     if settings.decision_log == "stdout":
         return Stdout(stdout)

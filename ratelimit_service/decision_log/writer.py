@@ -93,8 +93,8 @@ class DecisionWriter:
 
 def main() -> None:
     """The process: it ends when its parent hangs up and all that has come is written."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # they are meant for its parent
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for its parent
     os.nice(NICENESS)  # decisions matter more than lines
     gc.disable()  # it makes no cycles
     frames = Frames(_IN)
