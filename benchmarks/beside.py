@@ -5,12 +5,11 @@
 Both run in one process, in turns of twenty reads of fifty calls of two descriptors, through the
 connection, the service and the memory store, without sockets. A row has the medians of many turns,
 and how much longer those with it take, with the 95 % interval of the median of the pairs. The
-decision log's turns last until all lines are in a file. The process that makes and writes them is
-not counted. A worker only hands decisions on, one process also speaks with that process. Rows
-`served` ask two servers in turns, of which one writes the log: the time is that of all of a
-server's processes, so also of the one that makes and writes lines. Rows `serving` are of the same
-turns without that one, and rows `waited for` have how long callers waited for an answer, with a
-hundred calls at a time. Run it interpreted: nothing can be taken out of compiled code.
+decision log's turns last until all decisions are handed on. Rows `served`
+ask two servers in turns, of which one writes the log: the time is that of all of a server's
+processes, so also of the one that makes and writes lines. Rows `serving` are of the same turns
+without that one, and rows `waited for` have how long callers waited for an answer, with a hundred
+calls at a time. Run it interpreted: nothing can be taken out of compiled code.
 docs/benchmarks.md has the rows.
 """
 
@@ -26,7 +25,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from types import MethodType
@@ -39,8 +38,7 @@ from benchmarks.load import BLOCK, SHAPES, Call, body, call
 from benchmarks.profile import RULES, Process
 from benchmarks.run import LOAD_CORE, RATELIMIT, SERVER_CORE, free_port, running
 from ratelimit_service import compiled
-from ratelimit_service.decision_log.feed import DecisionFeed
-from ratelimit_service.decision_log.scribe import DecisionScribe
+from ratelimit_service.decision_log.queue import DecisionQueue
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.connection import Calls
 from ratelimit_service.model import Entry, Override, OverrideKind
@@ -110,11 +108,7 @@ ROWS = [
     Row("1 override of others", "within, a million callers", "uniform", overrides=1),
     Row("10,000 overrides of others", "within, one caller", "hot", overrides=10_000),
     Row("10,000 overrides of others", "within, a million callers", "uniform", overrides=10_000),
-    *[
-        Row(f"decision log, {where}", f"over, {whose}", shape, 0)
-        for where in ("a worker", "one process")
-        for shape, whose in NAMES.items()
-    ],
+    *[Row("decision log, a worker", f"over, {whose}", shape, 0) for shape, whose in NAMES.items()],
 ]
 
 
@@ -145,12 +139,8 @@ class Beside:
             decision_log_sample="denied=1,allowed=0",
         )
         self.service = Service(lambda: loaded.snapshot, store, settings, stats)
-        self.scribe = DecisionScribe(settings, stats, health)
-        self.feed = DecisionFeed(settings, stats, self.scribe.take)
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        self.worker_feed = DecisionFeed(
-            settings, stats, lambda packet: os.write(nowhere, packet) > 0
-        )
+        self.queue = DecisionQueue(settings, stats, lambda packet: os.write(nowhere, packet) > 0)
         self._callers = self.service.callers
         self._noted_seconds = 0.0
 
@@ -158,10 +148,7 @@ class Beside:
         self.service.callers = self._callers if on else None
 
     def log(self, on: bool) -> None:
-        self.service.telling.listeners = (self.feed,) if on else ()
-
-    def handed_on(self, on: bool) -> None:
-        self.service.telling.listeners = (self.worker_feed,) if on else ()
+        self.service.telling.listeners = (self.queue,) if on else ()
 
     def question(self, *words: str) -> Switch:
         """Switches off by asking no more, so that even the question costs nothing."""
@@ -188,10 +175,8 @@ class Beside:
         for data in reads:
             self._read(data)
             connection.receive(frames.window_update(0, len(data)))
-        self.feed.flush()
-        self.worker_feed.flush()
-        while not self.scribe.working:
-            await asyncio.sleep(0.02)  # who asks often takes time as well
+            await asyncio.sleep(0)  # a server's loop has a turn between reads, too
+        self.queue.flush()
         spent = time.process_time() - started
         self._noted_seconds += spent
         if self._noted_seconds > TAKEN_SECONDS and self._callers is not None:
@@ -245,10 +230,8 @@ def without(
 def switch_of(row: Row, beside: Beside) -> Switch:
     if row.what == "callers":
         return beside.callers
-    if row.what == "decision log, one process":
-        return beside.log
     if row.what == "decision log, a worker":
-        return beside.handed_on
+        return beside.log
     if row.what == "nobody listens":
         return beside.question(*LISTENING)
     if row.what == "no override":
@@ -273,21 +256,16 @@ async def in_turns(row: Row, directory: Path) -> tuple[list[float], list[float]]
     else:
         switch = switch_of(row, beside)
     found: tuple[list[float], list[float]] = [], []
-    async with AsyncExitStack() as stack:
-        for each in {beside, other}:
-            await stack.enter_async_context(each.scribe.running())
-            while not each.scribe.working:
-                await asyncio.sleep(0.01)
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        for number in range(row.pairs):
-            for at in (0, 1) if number % 2 else (1, 0):
-                if not row.overrides:
-                    switch(at == 0)
-                found[at].append(await (other if at else beside).turn())
-        gc.enable()
-        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for number in range(row.pairs):
+        for at in (0, 1) if number % 2 else (1, 0):
+            if not row.overrides:
+                switch(at == 0)
+            found[at].append(await (other if at else beside).turn())
+    gc.enable()
+    gc.unfreeze()
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 from ratelimit_service.decision_log.line import HashValue, hashed_value
@@ -12,9 +12,6 @@ from ratelimit_service.files.whole_file import read_whole
 __all__ = ["hash_of", "read_key"]
 
 _LEAST_KEY: Final = 16
-_MOST_HASHED: Final = 1 << 14
-_MOST_CHARACTERS: Final = 256
-"""How many values are remembered with their hashes, and how long these are at most."""
 
 
 def read_key(path: str) -> bytes | None:
@@ -34,11 +31,5 @@ def read_key(path: str) -> bytes | None:
 
 
 def hash_of(key: bytes | None) -> HashValue | None:
-    """What hashes values with a key; it remembers some. None without a key."""
-    if key is None:
-        return None
-    return partial(_hashed, key, lru_cache(_MOST_HASHED)(partial(hashed_value, key)))
-
-
-def _hashed(key: bytes, remembered: HashValue, value: str) -> str:
-    return remembered(value) if len(value) <= _MOST_CHARACTERS else hashed_value(key, value)
+    """What hashes values with a key; None without one."""
+    return None if key is None else partial(hashed_value, key)

@@ -29,35 +29,31 @@ from ratelimit_service.model import (
     time_text,
 )
 from ratelimit_service.rules.paths import Source, parse_path, path_text
+from ratelimit_service.service.callers import CallOrigin, Headers
 from ratelimit_service.service.records import DecisionRecord
+from ratelimit_service.telemetry.parents import parent_of, request_id_of
 
 __all__ = [
     "DECISION_SCHEMA",
     "BadDecisionError",
-    "Circumstances",
     "HashValue",
     "LoggedDecision",
     "NothingAskedError",
-    "asked_part",
-    "beginning",
-    "decider_part",
+    "decision_part",
+    "end_part",
     "hashed_value",
     "line_of",
     "lines_of",
     "origin_part",
-    "place_part",
     "read_limit",
     "read_line",
     "read_request",
+    "request_part",
+    "start_part",
 ]
 
 DECISION_SCHEMA: Final = 1
 """The version of the lines. It changes if a field gets another meaning, not if there are more."""
-
-HASH_MARK: Final = "hmac:"
-"""Values that are hashed begin with this."""
-
-_HASH_DIGITS: Final = 24
 
 HashValue = Callable[[str], str]
 """What is written in place of a caller's value."""
@@ -84,27 +80,10 @@ class LoggedDecision(NamedTuple):
         return str(self.fields.get("code", ""))
 
 
-class Circumstances(NamedTuple):
-    """What is known of a decision beside what was asked and decided; "" where it is not.
-
-    `caller` is the address at the other end, `store` the kind of store, and `shard` the server that
-    has the counter.
-    """
-
-    caller: str = ""
-    request_id: str = ""
-    trace_id: str = ""
-    store: str = ""
-    shard: str = ""
-
-
-_NO_CIRCUMSTANCES: Final = Circumstances()
-
-
 def hashed_value(key: bytes, value: str) -> str:
     """A value as who has the key can find it again, and nobody can read it."""
     digest = hmac.digest(key, value.encode("utf-8", "surrogatepass"), "sha256").hex()
-    return HASH_MARK + digest[:_HASH_DIGITS]
+    return f"hmac:{digest[:24]}"
 
 
 def line_of(
@@ -112,130 +91,135 @@ def line_of(
     at_us: int,
     sample: float = 1.0,
     hashed: HashValue | None = None,
-    circumstances: Circumstances = _NO_CIRCUMSTANCES,
+    store: str = "",
+    shard: str = "",
 ) -> str:
     """A decision at this moment as a line, without its end. Fields without a value are left out.
 
-    `sample` is the part of such decisions that is written down.
+    `sample` is the part of such decisions that is written down, `store` the kind of store, and
+    `shard` the server that has the counter.
     """
-    denied = record.denied
-    body = record.body
-    asked = _remembered if len(body) <= _MOST_REMEMBERED else asked_part
-    parts = [beginning(at_us) + asked(body, hashed)]
-    # Formatting a member of an enumeration takes ten times as long as adding it.
-    parts.append('"code":"' + _code(record, denied=denied) + '","by":"' + record.by + '"')
-    if record.overrides:
-        parts.append(f'"overrides":{_json([_override(each) for each in record.overrides])}')
-    if record.limit is not None or record.overrides:
-        told = decider_part(record.rule, record.source, record.limit, hashed)
-        parts.append(f'"descriptor":{record.descriptor}{told}')
-    if record.limit is not None:
-        outcome = record.outcome
-        if outcome is not None and record.hit is not None:
-            # Granted hits remain beside the limit's own.
-            used = max(0, record.hit.spec.limit - outcome.remaining)
-            parts.append(f'"used":{used},"remaining":{outcome.remaining}')
-            parts.append(f'"reset_seconds":{outcome.reset_us / SECOND_US}')
-            if outcome.over and not denied:
-                parts.append('"shadowed":true')
-    _add_circumstances(parts, record, hashed, circumstances)
-    if sample != 1:
-        parts.append(f'"sample":{sample}')
-    if hashed is not None:
-        parts.append('"hashed":true')
-    return ",".join(parts) + "}"
+    caller = CallOrigin() if record.caller is None else record.caller
+    return (
+        start_part(at_us)
+        + request_part(record.body, hashed)
+        + decision_part(record, hashed, store, shard)
+        + origin_part(caller.peer, caller.headers, hashed)
+        + end_part(sample, hashed)
+    )
 
 
 def lines_of(store: str, shard_of: Callable[[Hit], str]) -> Callable[[DecisionRecord, int], str]:
-    """Writes decisions of one process, each of its moment, with who asked and where it counted.
+    """Writes decisions of one process, each of its moment.
 
     `store` is the setting, and `shard_of` says which server has a hit's counter.
     """
     kind = store.partition(":")[0]
 
     def line(record: DecisionRecord, at_us: int) -> str:
-        shard = shard_of(record.hit) if record.hit is not None else ""
-        caller = record.caller.peer if record.caller is not None else ""
-        return line_of(record, at_us, circumstances=Circumstances(caller, "", "", kind, shard))
+        shard = "" if record.hit is None else shard_of(record.hit)
+        return line_of(record, at_us, store=kind, shard=shard)
 
     return line
 
 
-_START: Final = f'{{"v":{DECISION_SCHEMA},"time":"'
+@lru_cache(16)
+def start_part(at_us: int) -> str:
+    """How the line of a decision at this moment begins, up to what was asked."""
+    seconds, rest = divmod(at_us, SECOND_US)
+    return f'{{"v":{DECISION_SCHEMA},"time":"{_second(seconds)}.{rest:06}Z",'
 
 
-def beginning(at_us: int) -> str:
-    """How a line of a decision at this moment begins, with a comma at the end."""
-    return _START + _time(at_us)
+@lru_cache(4)
+def _second(seconds: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%dT%H:%M:%S}"
 
 
-_MOST_REMEMBERED: Final = 512
-"""Bytes of a request whose part of a line is remembered; who is denied asks the same again."""
+def request_part(body: bytes, hashed: HashValue | None) -> str:
+    """The fields of what was asked."""
+    try:
+        request = wire.decode_request(body)
+    except BadRequestError as error:
+        return f'"unreadable":{_json(str(error))}'
+    fields: dict[str, object] = {
+        "domain": request.domain,
+        "descriptors": [_descriptor(each, hashed) for each in request.descriptors],
+    }
+    if request.hits_addend:
+        fields["hits"] = request.hits_addend
+    return _json(fields)[1:-1]
+
+
+def decision_part(record: DecisionRecord, hashed: HashValue | None, store: str, shard: str) -> str:
+    """The fields of what was answered and why, each with a comma before it."""
+    denied, outcome = record.denied, record.outcome
+    # Formatting a member of an enumeration takes ten times as long as adding it.
+    code = "OVER_LIMIT" if denied else "OK"
+    if not isinstance(record.answer, bytes):
+        code = record.answer.code.name
+    text = ',"code":"' + code + '","by":"' + record.by + '"'
+    if record.overrides:
+        text += f',"overrides":{_json([_override(each) for each in record.overrides])}'
+    if record.limit is not None or record.overrides:
+        text += f',"descriptor":{record.descriptor}'
+        text += _limit_part(record.rule, record.source, record.limit, hashed)
+    if record.limit is not None and outcome is not None and record.hit is not None:
+        # Granted hits remain beside the limit's own.
+        used = max(0, record.hit.spec.limit - outcome.remaining)
+        text += f',"used":{used},"remaining":{outcome.remaining}'
+        text += f',"reset_seconds":{outcome.reset_us / SECOND_US}'
+        if outcome.over and not denied:
+            text += ',"shadowed":true'
+    if store and record.hit is not None:
+        text += f',"store":{_json(store)}' + (f',"shard":{_json(shard)}' if shard else "")
+    if record.took_us >= 0:
+        text += f',"duration_seconds":{record.took_us / SECOND_US}'
+    return text
+
+
+def origin_part(peer: str, headers: Headers, hashed: HashValue | None) -> str:
+    """The fields of who asked, each with a comma before it."""
+    text = ""
+    if peer:
+        text = f',"caller":{_json(peer if hashed is None else hashed(peer))}'
+    if headers:
+        if request_id := request_id_of(headers):
+            text += f',"request_id":{_json(request_id)}'
+        if trace_id := parent_of(headers).trace_id:
+            text += f',"trace_id":"{trace_id}"'
+    return text
+
+
+def end_part(sample: float, hashed: HashValue | None) -> str:
+    """How a line ends, behind who asked."""
+    text = f',"sample":{sample}' if sample != 1 else ""
+    return text + ("}" if hashed is None else ',"hashed":true}')
+
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_quoted: Final = json.encoder.encode_basestring
-"""A text as JSON has it."""
 
 
-def _json(told: object) -> str:
+def _json(value: object) -> str:
     """JSON in which all that does not print is escaped: it would act on who reads the log."""
-    text = _encode(told)
+    text = _encode(value)
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
-class _Decider(NamedTuple):
-    """The fields that say which limit of which rule it was, and what they were made of."""
-
-    limit: Limit
-    source: Source | None
-    hashed: HashValue | None
-    told: str
-
-
-_deciders: Final[dict[int, _Decider]] = {}
-"""The latest by their limits' identities: to compare limits takes longer than to write the rest."""
-
-_MOST_DECIDERS: Final = 1_024
-
-
-def decider_part(
+@lru_cache(1024)
+def _limit_part(
     rule: str, source: Source | None, limit: Limit | None, hashed: HashValue | None
 ) -> str:
-    """The fields that say which limit of which rule it was, with a comma before each."""
-    known = _deciders.get(id(limit))
-    if (
-        known is not None
-        and known.limit is limit
-        and known.source is source
-        and known.hashed is hashed
-    ):
-        return known.told
-    told = _decider(rule, "" if source is None else str(source), limit, hashed)
-    if limit is not None and source is not None:
-        if len(_deciders) >= _MOST_DECIDERS:
-            _deciders.clear()
-        _deciders[id(limit)] = _Decider(limit, source, hashed, told)
-    return told
-
-
-@lru_cache(1024)
-def _decider(rule: str, source: str, limit: Limit | None, hashed: HashValue | None) -> str:
-    told = ""
+    """The fields of which limit of which rule it was."""
+    text = ""
     if rule:
-        told = f',"rule":{_json(rule if hashed is None else _hashed_path(rule, hashed))}'
-    if source:
-        told += f',"source":{_json(source)}'
+        text = f',"rule":{_json(rule if hashed is None else _hashed_path(rule, hashed))}'
+    if source is not None:
+        text += f',"source":{_json(str(source))}'
     if limit is not None:
-        told += f',"limit":{_json(_limit(limit))}'
-    return told
-
-
-@lru_cache(1024)
-def place_part(store: str, shard: str) -> str:
-    """The fields that say where the counter is."""
-    return f'"store":{_json(store)}' + (f',"shard":{_json(shard)}' if shard else "")
+        text += f',"limit":{_json(_limit(limit))}'
+    return text
 
 
 def _hashed_path(path: str, hashed: HashValue) -> str:
@@ -248,143 +232,45 @@ def _hashed_path(path: str, hashed: HashValue) -> str:
     )
 
 
-@lru_cache(4)
-def _second(seconds: int) -> str:
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%dT%H:%M:%S}"
-
-
-@lru_cache(16)
-def _time(at_us: int) -> str:
-    """A moment with the quote and the comma behind it; all decisions of a batch have the same."""
-    seconds, rest = divmod(at_us, SECOND_US)
-    return f'{_second(seconds)}.{rest:06}Z",'
-
-
-def _code(record: DecisionRecord, *, denied: bool) -> str:
-    if not isinstance(record.answer, bytes):
-        return record.answer.code.name
-    return "OVER_LIMIT" if denied else "OK"
-
-
-def asked_part(body: bytes, hashed: HashValue | None) -> str:
-    """The fields of what was asked, without braces."""
-    told = _plainly_asked(body, hashed) if len(body) <= _MOST_REMEMBERED else ""
-    return told or _decoded(body, hashed)
-
-
-def _plainly_asked(body: bytes, hashed: HashValue | None) -> str:
-    """The same of a request as Envoy writes it, without decoding it; "" of any other."""
-    split = wire.split_request(body)
-    if split is None:
-        return ""
-    descriptors: list[str] = []
-    for part in split.parts:
-        entries = wire.plain_entries(part, split.descriptor_at)
-        if entries is None:
-            return ""
-        told = [
-            f"[{_quoted(key)},{_quoted(value if hashed is None or not value else hashed(value))}]"
-            for key, value in entries
-        ]
-        descriptors.append(f'{{"entries":[{",".join(told)}]}}')
-    try:
-        domain = split.domain
-    except UnicodeDecodeError:
-        return ""
-    told_all = f'"domain":{_quoted(domain)},"descriptors":[{",".join(descriptors)}]'
-    if split.addend:
-        told_all += f',"hits":{split.addend}'
-    return told_all if told_all.isprintable() else ""
-
-
-def _decoded(body: bytes, hashed: HashValue | None) -> str:
-    """The same of any request."""
-    try:
-        request = wire.decode_request(body)
-    except BadRequestError as error:
-        return f'"unreadable":{_json(str(error))}'
-    asked: dict[str, object] = {
-        "domain": request.domain,
-        "descriptors": [_descriptor(each, hashed) for each in request.descriptors],
-    }
-    if request.hits_addend:
-        asked["hits"] = request.hits_addend
-    return _json(asked)[1:-1]
-
-
-_remembered: Final = lru_cache(4096)(asked_part)
-
-
 def _descriptor(descriptor: Descriptor, hashed: HashValue | None) -> dict[str, object]:
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "entries": [
             [key, value if hashed is None or not value else hashed(value)]
             for key, value in descriptor.entries
         ]
     }
     if descriptor.hits_addend is not None:
-        told["hits"] = descriptor.hits_addend
+        fields["hits"] = descriptor.hits_addend
     if descriptor.is_negative_hits:
-        told["refund"] = True
+        fields["refund"] = True
     if descriptor.limit is not None:
-        told["limit"] = _limit(descriptor.limit)
-    return told
-
-
-def _add_circumstances(
-    parts: list[str],
-    record: DecisionRecord,
-    hashed: HashValue | None,
-    circumstances: Circumstances,
-) -> None:
-    """Adds the fields that say who asked, how long it took, and where it was counted."""
-    caller, request_id, trace_id, store, shard = circumstances
-    if store and record.hit is not None:
-        parts.append(place_part(store, shard))
-    if record.took_us >= 0:
-        parts.append(f'"duration_seconds":{record.took_us / SECOND_US}')
-    if told := origin_part(caller, request_id, trace_id, hashed):
-        parts.append(told[1:])
-
-
-def origin_part(caller: str, request_id: str, trace_id: str, hashed: HashValue | None) -> str:
-    """The fields that say who asked, with a comma before each."""
-    told = _caller(caller, hashed) if caller else ""
-    if request_id:
-        told += f',"request_id":{_json(request_id)}'
-    if trace_id:
-        told += f',"trace_id":"{trace_id}"'
-    return told
-
-
-@lru_cache(256)
-def _caller(caller: str, hashed: HashValue | None) -> str:
-    return f',"caller":{_json(caller if hashed is None else hashed(caller))}'
+        fields["limit"] = _limit(descriptor.limit)
+    return fields
 
 
 def _override(override: Override) -> dict[str, object]:
-    told: dict[str, object] = {"id": override.id, "kind": str(override.kind)}
+    fields: dict[str, object] = {"id": override.id, "kind": str(override.kind)}
     if override.until_us is not None:
-        told["until"] = time_text(override.until_us)
+        fields["until"] = time_text(override.until_us)
     if override.who:
-        told["who"] = override.who
+        fields["who"] = override.who
     if override.reason:
-        told["reason"] = override.reason
-    return told
+        fields["reason"] = override.reason
+    return fields
 
 
 def _limit(limit: Limit) -> dict[str, object]:
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "requests_per_unit": limit.requests_per_unit,
         "unit": limit.unit.name.lower(),
     }
     if limit.multiplier != 1:
-        told["unit_multiplier"] = limit.multiplier
+        fields["unit_multiplier"] = limit.multiplier
     if limit.name:
-        told["name"] = limit.name
+        fields["name"] = limit.name
     if limit.algorithm != DEFAULT.name:
-        told["algorithm"] = limit.algorithm
-    return told
+        fields["algorithm"] = limit.algorithm
+    return fields
 
 
 def read_line(text: str, moment_us: Callable[[str], int]) -> LoggedDecision:

@@ -1,51 +1,54 @@
-"""Decisions on their way to the decision log, as the process that decides hands them on.
+"""Decisions on their way from the process that decides to the one that writes them down.
 
-What costs time there costs callers time. So of a usual denial only what is known anyway is packed:
-the bytes of its request and of its headers, and once for all denials alike what they have in
-common. Lines are made of it in another process (`packet_lines`). What must not live here: which
-decisions are written down (`feed`).
+What costs time in the first costs callers time. So a packet has what is known there anyway: the
+bytes of requests and of their headers, and the rest of the line once for all decisions in a row
+that differ in nothing else. Lines are put together in the other process. What must not live here:
+which decisions are written down (`queue`), and what a line says (`line`).
 """
 
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Final
 
 from ratelimit_service.decision_log.line import (
-    Circumstances,
     HashValue,
-    beginning,
-    decider_part,
-    line_of,
-    place_part,
+    decision_part,
+    end_part,
+    origin_part,
+    request_part,
+    start_part,
 )
-from ratelimit_service.limiter import DecidedBy, Plan
-from ratelimit_service.model import SECOND_US, Hit, Outcome
+from ratelimit_service.grpc.h2.headers import HeaderReader
+from ratelimit_service.model import Hit
 from ratelimit_service.service.asked import Asked
-from ratelimit_service.service.callers import PackedHeaders
+from ratelimit_service.service.callers import CallOrigin, PackedHeaders
 from ratelimit_service.service.records import DecidedBatch
 from ratelimit_service.stores import Verdict
-from ratelimit_service.telemetry.parents import parent_of, request_id_of
 
-__all__ = ["DecisionPackets", "Run", "decisions_in", "unpacked"]
+__all__ = ["Group", "Packer", "PacketLines", "decisions_in", "packed"]
 
-_VERSION: Final = b"\x02"
+_VERSION: Final = b"\x03"
 """Of packets. Another version of the program may make them for the moments of a restart."""
-
-_MARSHAL: Final = 4
-"""The version of what marshal writes, which all of Python's since 3.4 read."""
 
 _COUNT_BYTES: Final = 4
 """A packet begins with the number of its decisions, and its version."""
 
-Run = tuple[str, str, list[bytes], list[str], list[PackedHeaders]]
-"""Lines that differ in what was asked and by whom: how each begins, what stands behind what was
-asked, the requests, the addresses of who made them, and what their headers tell."""
+Group = tuple[str, str, str, list[bytes], list[str], list[PackedHeaders]]
+"""Decisions that differ in what was asked and by whom: their lines' start, what stands behind the
+request, the end; their requests, their callers' addresses, and these calls' headers."""
 
 _DENIED: Final = Verdict.DENIED
-_COUNT: Final = f',"code":"OVER_LIMIT","by":"{DecidedBy.COUNT}","descriptor":'
-_CACHE: Final = f',"code":"OVER_LIMIT","by":"{DecidedBy.LOCAL_CACHE}","descriptor":'
+_NOBODY: Final = CallOrigin()
+
+_MOST_REMEMBERED_BYTES: Final = 512
+_remembered: Final = lru_cache(4_096)(request_part)
+"""Who is denied asks the same again."""
+
+_NO_TABLE: Final = b"\x20"
+"""A header block that says that from now on no block depends on another."""
 
 
 def decisions_in(packet: bytes) -> int:
@@ -53,31 +56,13 @@ def decisions_in(packet: bytes) -> int:
     return int.from_bytes(packet[:_COUNT_BYTES], "big")
 
 
-def unpacked(packet: bytes) -> tuple[str, list[str | Run]]:
-    """How each line of a packet's runs ends, and its lines and runs in their order.
-
-    Raises ValueError if it is of another version.
-    """
-    rest = packet[_COUNT_BYTES:]
-    if not rest.startswith(_VERSION):
-        raise ValueError(f"decisions are packed in version {rest[:1]!r}, not {_VERSION!r}")
-    found: tuple[str, list[str | Run]] = marshal.loads(rest[1:])  # noqa: S302 -- our processes'
-    return found
+def packed(count: int, groups: list[Group]) -> bytes:
+    """A packet of groups that have so many decisions."""
+    return count.to_bytes(_COUNT_BYTES, "big") + _VERSION + marshal.dumps(groups)
 
 
-_T = TypeVar("_T")
-
-
-def _at(values: Sequence[_T], places: Sequence[int]) -> list[_T]:
-    """The values at these places, which ascend."""
-    first, last = places[0], places[-1]
-    if last - first + 1 == len(places):
-        return list(values[first : last + 1])
-    return [values[place] for place in places]
-
-
-class DecisionPackets:
-    """Makes packets of decisions."""
+class Packer:
+    """Makes groups of decisions."""
 
     def __init__(
         self,
@@ -88,161 +73,105 @@ class DecisionPackets:
         shard_of: Callable[[Hit], str],
     ) -> None:
         """Such parts of all decisions are written down. `store` is the kind of store."""
-        self._denied = denied
-        self._allowed = allowed
         self._hashed = hashed
         self._store = store
         self._shard_of = shard_of
-        self.count = 0
-        """Decisions that were added since the last packet."""
-        self._found: list[str | Run] = []
-        self._end = "}\n" if hashed is None else ',"hashed":true}\n'
-        if denied != 1:
-            self._end = f',"sample":{denied}{self._end}'
+        self._denied_end = end_part(denied, hashed) + "\n"
+        self._allowed_end = end_part(allowed, hashed) + "\n"
 
-    def take(self) -> bytes:
-        """A packet of all that was added since the last one."""
-        head = self.count.to_bytes(_COUNT_BYTES, "big") + _VERSION
-        packet = head + marshal.dumps((self._end, self._found), _MARSHAL)
-        self._found = []
-        self.count = 0
-        return packet
+    def groups(self, at_us: int, decided: DecidedBatch, indexes: Sequence[int]) -> Iterator[Group]:
+        """Groups of decisions that were made together."""
+        start, before = 0, None
+        for at, key in enumerate(self._keys(decided, indexes)):
+            if at and (key is None or key != before):
+                yield self._group(at_us, decided, indexes[start:at])
+                start = at
+            before = key
+        yield self._group(at_us, decided, indexes[start:])
 
-    def add(self, at_us: int, decided: DecidedBatch, places: Sequence[int]) -> None:
-        """Adds decisions that were made together: usual denials as runs, others as lines."""
-        at = 0
-        while (at := self.add_usual(at_us, decided, places, at)) < len(places):
-            self._found.append(self._line(at_us, decided, places[at]))
-            self.count += 1
-            at += 1
+    def _keys(
+        self, decided: DecidedBatch, indexes: Sequence[int]
+    ) -> Sequence[tuple[object, ...] | None]:
+        """For each decision what is equal where they differ only in what was asked and by whom.
 
-    def add_usual(
-        self, at_us: int, decided: DecidedBatch, places: Sequence[int], first: int = 0
-    ) -> int:
-        """Adds usual denials, from the first of these places up to one with something else.
-
-        Returns how many places are done with then.
+        None for all but denials by a usual rule: to find that out would take longer than it saves.
         """
-        if decided.settled is None:
-            return first
-        settled, all_asked, answers = decided.settled, decided.asked, decided.answers
-        no_shards, all_plain = self._store == "memory", set(map(type, answers)) == {bytes}
-        planned: Plan | None = None
-        by, remaining, reset_us, known_by_cache, shard = -1, -1, -1, False, ""
-        before: Asked | None = None
-        told = ""
-        at = begun = first
-        try:
-            for place in places[first:] if first else places:
-                its_settled = settled[place]
-                deciding = its_settled.by
-                if (
-                    its_settled.verdict is not _DENIED
-                    or deciding < 0
-                    or not (all_plain or isinstance(answers[place], bytes))
-                ):
-                    break
-                its_outcome = its_settled.outcomes[deciding]
-                if its_outcome is None or its_outcome.local:
-                    break
-                asked = all_asked[place]
-                if (
-                    asked is not before
-                    or deciding != by
-                    or its_outcome.remaining != remaining  # what a line says of it
-                    or its_outcome.reset_us != reset_us
-                    or its_settled.cached is not known_by_cache
-                ):
-                    if not isinstance(asked, Asked) or asked.limits is None:
-                        break
-                    its_plan = asked.plans[deciding]
-                    if (
-                        planned is None
-                        or its_plan.met is not planned.met
-                        or its_plan.rule is not planned.rule
-                        or deciding != by
-                        or its_outcome.remaining != remaining
-                        or its_outcome.reset_us != reset_us
-                        or its_settled.cached is not known_by_cache
-                        or not (no_shards or self._shard_of(its_plan.hits[0]) == shard)
-                    ):
-                        hits = its_plan.hits
-                        if its_plan.declared is None or len(hits) != 1:
-                            break
-                        self._add_run(at_us, told, decided, places[begun:at])
-                        begun = at
-                        planned, by, known_by_cache = its_plan, deciding, its_settled.cached
-                        remaining, reset_us = its_outcome.remaining, its_outcome.reset_us
-                        shard = "" if no_shards else self._shard_of(hits[0])
-                        told = self._told(
-                            decided, its_plan, hits[0], by, its_outcome, shard, known_by_cache
-                        )
-                    before = asked
-                at += 1
-        finally:
-            self._add_run(at_us, told, decided, places[begun:at])
-        return at
+        all_settled, all_asked = decided.settled, decided.asked
+        if all_settled is None or set(map(type, decided.answers)) != {bytes}:
+            return [None] * len(indexes)
+        shard_of = None if self._store == "memory" else self._shard_of
+        keys: list[tuple[object, ...] | None] = []
+        for index in indexes:
+            settled, asked = all_settled[index], all_asked[index]
+            key = None
+            if (
+                settled.verdict is _DENIED
+                and (by := settled.by) >= 0
+                and isinstance(asked, Asked)
+                and asked.limits is not None
+                and (outcome := settled.outcomes[by]) is not None
+            ):
+                plan = asked.plans[by]
+                key = (
+                    plan.met,
+                    plan.rule,
+                    by,
+                    outcome.remaining,
+                    outcome.reset_us,
+                    outcome.local,
+                    settled.cached,
+                    shard_of and shard_of(plan.hits[0]),
+                )
+            keys.append(key)
+        return keys
 
-    def _add_run(self, at_us: int, told: str, decided: DecidedBatch, places: Sequence[int]) -> None:
-        """Adds denials that differ in what was asked and by whom."""
-        count = len(places)
-        if not count:
-            return
-        bodies, origins = _at(decided.bodies, places), decided.origins
-        peers = [""] * count
-        callers: list[PackedHeaders] = [b""] * count
-        if origins is not None:
-            whose = _at(origins, places)
-            origin = whose[0]
-            if whose.count(origin) == count:  # as where callers send no headers that name calls
-                peers, callers = [origin.peer] * count, [origin.packed()] * count
-            else:
-                peers, callers = [each.peer for each in whose], [each.packed() for each in whose]
-        self._found.append((beginning(at_us), told, bodies, peers, callers))
-        self.count += count
-
-    def _told(
-        self,
-        decided: DecidedBatch,
-        planned: Plan,
-        hit: Hit,
-        by: int,
-        outcome: Outcome | None,
-        shard: str,
-        cached: bool,
-    ) -> str:
-        """What a line says behind what was asked, up to who asked it."""
-        declared, limit = planned.declared, planned.rule.limits[0].limit
-        assert declared is not None  # noqa: S101 -- by who asks
-        assert outcome is not None  # noqa: S101
-        used = max(0, hit.spec.limit - outcome.remaining)
-        told = (
-            f"{_CACHE if cached else _COUNT}{by}"
-            f"{decider_part(declared.path, declared.source, limit, self._hashed)}"
-            f',"used":{used},"remaining":{outcome.remaining}'
-            f',"reset_seconds":{outcome.reset_us / SECOND_US}'
+    def _group(self, at_us: int, decided: DecidedBatch, indexes: Sequence[int]) -> Group:
+        """Decisions that differ only in what was asked and by whom."""
+        record = decided.record(indexes[0])
+        shard = "" if record.hit is None else self._shard_of(record.hit)
+        bodies, origins = decided.bodies, decided.origins
+        if origins is None:  # there are none, or there are records, which are alone in their group
+            callers = [record.caller or _NOBODY] * len(indexes)
+        else:
+            callers = [origins[index] for index in indexes]
+        return (
+            start_part(at_us),
+            decision_part(record, self._hashed, self._store, shard),
+            self._denied_end if record.denied else self._allowed_end,
+            [bodies[index] for index in indexes],
+            [caller.peer for caller in callers],
+            [caller.packed() for caller in callers],
         )
-        if self._store:
-            told += "," + place_part(self._store, shard)
-        if decided.took_us >= 0:
-            told += f',"duration_seconds":{decided.took_us / SECOND_US}'
-        return told
 
-    def _line(self, at_us: int, decided: DecidedBatch, place: int) -> str:
-        """The line of any decision."""
-        record = decided.record(place)
-        peer = request_id = trace_id = shard = ""
-        if record.caller is not None:
-            peer, headers = record.caller.peer, record.caller.headers
-            if headers:
-                request_id, trace_id = request_id_of(headers), parent_of(headers).trace_id
-        if record.hit is not None:
-            shard = self._shard_of(record.hit)
-        line = line_of(
-            record,
-            at_us,
-            self._denied if record.denied else self._allowed,
-            self._hashed,
-            Circumstances(peer, request_id, trace_id, self._store, shard),
-        )
-        return line + "\n"
+
+class PacketLines:
+    """Makes lines of packets."""
+
+    def __init__(self, hashed: HashValue | None) -> None:
+        """`hashed` is what values are hashed with, as where the packets were made."""
+        self._hashed = hashed
+        self._headers = HeaderReader()
+        self._headers.without_table()
+        self._headers.read(_NO_TABLE)
+
+    def of(self, packet: bytes) -> bytes:
+        """The lines of a packet. Raises ValueError if it is of another version."""
+        rest = packet[_COUNT_BYTES:]
+        if not rest.startswith(_VERSION):
+            raise ValueError(f"decisions are packed in version {rest[:1]!r}, not {_VERSION!r}")
+        groups: list[Group] = marshal.loads(rest[1:])  # noqa: S302 -- our processes'
+        lines = [
+            start + self._request(body) + middle + self._origin(peer, headers) + end
+            for start, middle, end, bodies, peers, all_headers in groups
+            for body, peer, headers in zip(bodies, peers, all_headers, strict=True)
+        ]
+        return "".join(lines).encode("utf-8", "replace")
+
+    def _request(self, body: bytes) -> str:
+        small = len(body) <= _MOST_REMEMBERED_BYTES
+        return (_remembered if small else request_part)(body, self._hashed)
+
+    def _origin(self, peer: str, headers: PackedHeaders) -> str:
+        if headers and isinstance(headers, bytes):
+            headers = tuple(self._headers.read_caller(headers))
+        return origin_part(peer, headers or (), self._hashed)

@@ -11,51 +11,17 @@ import select
 import socket
 import stat
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.files.whole_file import append_whole
+from ratelimit_service.settings import Settings
 
-__all__ = ["DecisionLogFile", "LogConfig", "Sink", "Stdout", "Syslog", "sink_of"]
-
-_PIPE_BYTES: Final = select.PIPE_BUF
-"""A pipe takes so many bytes whole, or none."""
+__all__ = ["DecisionLogFile", "Stdout", "Syslog", "sink_of"]
 
 _SYSLOG: Final = "/dev/log"
 _SYSLOG_INFO: Final = b"<134>ratelimit: "
 """Facility local0, severity info, and the program's name."""
-
-
-class LogConfig(NamedTuple):
-    """What a writer must know, in plain values.
-
-    `log` is a path, `stdout` or `syslog`. A file holds so many bytes and one such time; beside the
-    newest there are `files`. `stdout` is the descriptor of standard output, -1 if it is closed.
-    `key` hashes values; without one they are written as they are.
-    """
-
-    log: str
-    most_bytes: int
-    every_us: int
-    files: int
-    stdout: int
-    key: bytes
-
-
-class Sink(Protocol):
-    """Where lines go."""
-
-    def open(self) -> None:
-        """Makes ready to write. May wait. Raises OSError, or ValueError once it is closed."""
-
-    def write(self, data: bytes) -> int:
-        """Writes whole lines; returns how many it left out, as too long for it.
-
-        May wait. Raises OSError, or ValueError once it is closed.
-        """
-
-    def close(self) -> None:
-        """Lets go of it."""
 
 
 class DecisionLogFile:
@@ -74,14 +40,17 @@ class DecisionLogFile:
         self._period = 0
 
     def write(self, data: bytes) -> int:
-        """Appends lines; what a full disk has taken of them is taken back."""
+        """Appends lines; what a full disk has taken of them is taken back.
+
+        Returns 0. Raises OSError.
+        """
         if self._file >= 0 and self._is_replaced():
             self.close()
         self.open()
-        found = os.fstat(self._file)
+        status = os.fstat(self._file)
         period = self._clock() // self._every_us
-        full = found.st_size + len(data) > self._most_bytes
-        if stat.S_ISREG(found.st_mode) and found.st_size and (full or period != self._period):
+        full = status.st_size + len(data) > self._most_bytes
+        if stat.S_ISREG(status.st_mode) and status.st_size and (full or period != self._period):
             self._rotate()
         self._period = period
         append_whole(self._file, data)
@@ -94,7 +63,7 @@ class DecisionLogFile:
             self._file = -1
 
     def open(self) -> None:
-        """Opens the file, unless it is open."""
+        """Opens the file, unless it is open. Raises OSError."""
         if self._file >= 0:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -133,16 +102,19 @@ class Stdout:
         self._file = file
 
     def open(self) -> None:
-        """Nothing is to be opened; it may be closed."""
+        """Raises OSError if it is closed."""
         if self._file < 0:
             raise OSError(errno.EBADF, "standard output is closed")
 
     def write(self, data: bytes) -> int:
-        """Writes a few whole lines at a time: a writer that is killed leaves no half one."""
+        """Writes a few whole lines at a time: a writer that is killed leaves no half one.
+
+        Returns 0. Raises OSError.
+        """
         self.open()
         at = 0
         while at < len(data):
-            stop = data.rfind(b"\n", at, at + _PIPE_BYTES) + 1 or data.find(b"\n", at) + 1
+            stop = data.rfind(b"\n", at, at + select.PIPE_BUF) + 1 or data.find(b"\n", at) + 1
             self._write(memoryview(data)[at : stop or len(data)])
             at = stop or len(data)
         return 0
@@ -166,19 +138,16 @@ class Syslog:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
-    def open(self) -> None:
-        """Connects to it."""
-        self._connected()
-
-    def _connected(self) -> socket.socket:
+    def open(self) -> socket.socket:
+        """Connects to it. Raises OSError."""
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.connect(_SYSLOG)
         return self._socket
 
     def write(self, data: bytes) -> int:
-        """Sends each line, but those that are too long for its socket."""
-        system = self._connected()
+        """Sends each line; returns how many are too long for its socket. Raises OSError."""
+        system = self.open()
         too_long = 0
         for line in data.splitlines():
             try:
@@ -196,10 +165,15 @@ class Syslog:
             self._socket = None
 
 
-def sink_of(config: LogConfig) -> Sink:
-    """Where lines go by these settings."""
-    if config.log == "stdout":
-        return Stdout(config.stdout)
-    if config.log == "syslog":
+def sink_of(settings: Settings, stdout: int) -> DecisionLogFile | Stdout | Syslog:
+    """Where lines go by these settings; `stdout` is as in `Stdout`."""
+    if settings.decision_log == "stdout":
+        return Stdout(stdout)
+    if settings.decision_log == "syslog":
         return Syslog()
-    return DecisionLogFile(config.log, config.most_bytes, config.every_us, config.files)
+    return DecisionLogFile(
+        settings.decision_log,
+        settings.decision_log_max_bytes,
+        settings.decision_log_rotate_us,
+        settings.decision_log_files,
+    )

@@ -238,8 +238,9 @@ class Stats:
         self.decision_log: Counter[str] = Counter()
         """Decisions that were written to the decision log, or dropped: `written`, `dropped_busy`
         (too many waited in the process that decides), `dropped_overload` (calls that it refused for
-        lack of time), `dropped_unsent` (the writer did not take
-        them), `dropped_slow` (the disk or reader is too slow), `dropped_error` (it takes none)."""
+        lack of time), `dropped_unsent` (the supervisor did not take them), `dropped_slow` (the disk
+        or reader is too slow, or the process that writes was killed), `dropped_error` (it takes
+        none)."""
         self.queued: Counter[str] = Counter()
         """Denied requests for the queues of rules: `written`, `dropped_oldest` (written, then the
         queue was full and the oldest made room), `dropped_busy` (too many waited in the process

@@ -10,17 +10,17 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import IO, Final
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import IO, Final, Self
 
 from ratelimit_service.eventloop.backoff import Backoff
 
 __all__ = [
     "ChildProcess",
+    "FedProcess",
     "Frames",
     "end",
     "framed",
-    "keep_running",
     "read_frame",
     "read_frame_at_once",
     "start",
@@ -30,6 +30,8 @@ _SIZE_BYTES = 4
 _READ_BYTES: Final = 1 << 18
 _FIRST_PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
+_MOST_WAITING_BYTES: Final = 1 << 22
+"""What a process has been given and has not read."""
 
 ChildProcess = subprocess.Popen[bytes]
 
@@ -66,28 +68,6 @@ def end(process: ChildProcess) -> None:
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):  # what it did not read is of no use now
                 pipe.close()
-
-
-async def keep_running(
-    run: Callable[[], Awaitable[str | None]], pausing: Callable[[float, str], None]
-) -> None:
-    """Runs a process once more whenever it has ended, until `run` returns None.
-
-    `run` returns when it has ended, and says why. Before each pause `pausing` is told of it, in
-    seconds, and why. Pauses grow, until a run has lasted.
-    """
-    loop = asyncio.get_running_loop()
-    backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-    while True:
-        began = loop.time()
-        why = await run()
-        if why is None:
-            return
-        if loop.time() - began > _LONGEST_PAUSE_SECONDS:
-            backoff.reset()
-        pause = backoff.next_seconds()
-        pausing(pause, why)
-        await asyncio.sleep(pause)
 
 
 async def read_frame(stream: asyncio.StreamReader) -> bytes:
@@ -135,3 +115,126 @@ class Frames:
             at = stop
         self._rest = rest[at:]
         return found
+
+
+class FedProcess:
+    """A module's process that is given frames by whoever must not wait, and says lines.
+
+    What it is given waits in bounded memory until it reads it, also while it is not there. When it
+    ends another one is started; what it was given and had not read is lost then.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        first: bytes,
+        said: Callable[[bytes], None],
+        pausing: Callable[[float, str], None],
+        end_seconds: float,
+        ended: Callable[[], None] = lambda: None,
+        environment: Mapping[str, str] = {},
+        inherited: Sequence[int] = (),
+    ) -> None:
+        """Each process gets `first` before all else. `said` takes what it says, line by line.
+
+        `ended` is called whenever one has ended, and `pausing` with the seconds until the next one,
+        and why. At last it may take `end_seconds` to work off what it was given.
+        """
+        self._start = lambda: start(module, subprocess.DEVNULL, environment, inherited)
+        self._first = first
+        self._said = said
+        self._pausing = pausing
+        self._end_seconds = end_seconds
+        self._ended = ended
+        self.process: ChildProcess | None = None
+        """It, while it is there."""
+        self._pipe: asyncio.WriteTransport | None = None
+        self._waiting = bytearray()
+        """Frames for the next one, while there is none."""
+        self._keeping: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def give(self, data: bytes) -> bool:
+        """Gives it a frame; False if too much waits already, or it does not run. Never waits."""
+        pipe = self._pipe
+        waiting = len(self._waiting) if pipe is None else pipe.get_write_buffer_size()
+        if self._keeping is None or waiting + len(data) > _MOST_WAITING_BYTES:
+            return False
+        if pipe is None:
+            self._waiting += framed(data)
+        elif pipe.is_closing():  # it is just ending
+            return False
+        else:
+            pipe.write(framed(data))
+        return True
+
+    @contextlib.asynccontextmanager
+    async def running(self, wanted: bool = True) -> AsyncIterator[Self]:
+        """Has it there, if it is `wanted`, until the end of the block, or until `stop`."""
+        if wanted:
+            self._keeping = asyncio.create_task(self._keep())
+        try:
+            yield self
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Lets it work off what it was given, and ends it. A second call does nothing."""
+        self._stopping = True
+        keeping, self._keeping = self._keeping, None
+        if keeping is None:
+            return
+        if self._pipe is not None:
+            self._pipe.close()  # what was given still goes out
+        if self._pipe is not None or self._waiting:
+            await asyncio.wait([keeping], timeout=self._end_seconds)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        self._ended()  # also where there never was one
+
+    async def _keep(self) -> None:
+        """Runs it once more whenever it has ended. Pauses grow, until a run has lasted."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while True:
+            began, why = loop.time(), "it ended"
+            try:
+                await self._run()
+            except Exception as error:  # whatever it is, another one may do better
+                why = (isinstance(error, OSError) and error.strerror) or str(error)
+            if self._stopping:
+                return
+            if loop.time() - began > _LONGEST_PAUSE_SECONDS:
+                backoff.reset()
+            pause = backoff.next_seconds()
+            self._pausing(pause, why)
+            await asyncio.sleep(pause)
+
+    async def _run(self) -> None:
+        """Runs it once, until it ends. Raises OSError if it cannot be started."""
+        self.process = process = await asyncio.to_thread(self._start)
+        loop = asyncio.get_running_loop()
+        stream = asyncio.StreamReader()
+        try:
+            lines, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), process.stdout
+            )
+            pipe, _ = await loop.connect_write_pipe(asyncio.Protocol, process.stdin)
+            pipe.write(framed(self._first) + self._waiting)
+            self._waiting.clear()
+            self._pipe = pipe
+            if self._stopping:
+                pipe.close()
+            try:
+                while line := await stream.readline():
+                    self._said(line)
+            finally:
+                self._pipe = None
+                self._ended()
+                if pipe.get_write_buffer_size():
+                    pipe.abort()  # nobody reads what is left
+                pipe.close()
+                lines.close()
+        finally:
+            self.process = None
+            await asyncio.shield(asyncio.to_thread(end, process))

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from ratelimit_service import __version__, compiled
-from ratelimit_service.decision_log.scribe import DecisionScribe
+from ratelimit_service.decision_log.process import LogProcess
 from ratelimit_service.errors import RateLimitError, RulesError, TransportError
 from ratelimit_service.http import HttpPort, Operating
 from ratelimit_service.metrics import Metrics, Sources
@@ -95,7 +95,7 @@ class _Supervisor:
         )
         self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
         self._otlp = Otlp(settings)
-        self._scribe = DecisionScribe(settings, self._stats, self._health)
+        self._decision_log = LogProcess(settings, self._stats, self._health)
         self._workers = Workers(
             settings,
             count,
@@ -107,7 +107,7 @@ class _Supervisor:
             self._other_version,
             self._certificates.grpc,
             self._otlp.send_spans,
-            self._scribe.hear,
+            self._decision_log.take,
         )
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
@@ -162,7 +162,7 @@ class _Supervisor:
             self._signals.end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._otlp.running())
-            await stack.enter_async_context(self._scribe.running())
+            await stack.enter_async_context(self._decision_log.running())
             stack.callback(self._close_grpc)
             if former is not None:
                 await self._resume(former, stack)
@@ -375,7 +375,7 @@ class _Supervisor:
         await asyncio.sleep(_NOTICED_SECONDS)
         await self._exporting.stop()
         await self._otlp.stop()
-        await self._scribe.stop()  # what workers send from now on is for the next image
+        await self._decision_log.stop()  # what workers send from now on is for the next image
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()
         self._rules.end()

@@ -108,7 +108,7 @@ class _Worker:
         """How to end, and how long it may take."""
         self._deciding: Deciding | None = None
         self._flush_decisions: Callable[[], None] = _nothing
-        """Sends the lines of the decision log that still wait."""
+        """Sends the decisions for the log that still wait."""
         self._server: H2Server | GrpcioServer | None = None
         self._h2: H2Server | None = None
         """The server, if it can be given connections."""
@@ -160,12 +160,11 @@ class _Worker:
                 stack.callback(spans.flush)
             if settings.decision_log:
                 # Imported only here: who writes no log should not have it in memory.
-                from ratelimit_service.decision_log.feed import DecisionFeed  # noqa: PLC0415
+                from ratelimit_service.decision_log.queue import DecisionQueue  # noqa: PLC0415
 
-                feed = DecisionFeed.attach(
-                    settings, here.service, self._stats, self._send_decisions, here.shard_of
-                )
-                self._flush_decisions = feed.flush
+                queue = DecisionQueue(settings, self._stats, self._send_decisions, here.shard_of)
+                here.service.telling.add(queue)
+                self._flush_decisions = queue.flush
             self._server = server = self._new_server(settings, here.service)
             port = await server.start() if settings.transport == "grpcio" else 0
             self._health.listen(self._tell_soon)

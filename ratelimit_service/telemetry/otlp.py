@@ -6,18 +6,15 @@ does not take is lost, and the log says so. What must not live here: what is tol
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
-import subprocess
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
-from typing import Final, Self
+from typing import Final
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.observability.log_throttle import LogThrottle
-from ratelimit_service.processes.pipes import ChildProcess, end, framed, keep_running, start
+from ratelimit_service.processes.pipes import FedProcess
 from ratelimit_service.settings import Settings, split_pairs
 from ratelimit_service.telemetry.budget import Budget
 from ratelimit_service.text.display import printable
@@ -27,9 +24,6 @@ __all__ = ["Otlp", "check_installed"]
 log = logging.getLogger(__name__)
 
 _EXPORTER: Final = "ratelimit_service.telemetry.exporter"
-_MOST_BYTES: Final = 1 << 22
-"""How much may wait until the exporter takes it; what comes then is lost."""
-
 _END_SECONDS: Final = 2.0
 """How long it may take to send what is left."""
 
@@ -49,22 +43,26 @@ def check_installed(settings: Settings) -> None:
 
 
 class Otlp:
-    """What sends. It runs from `start` to `stop`, if the settings ask for it."""
+    """What sends, if the settings ask for it."""
 
     def __init__(self, settings: Settings) -> None:
         self._wanted = settings.otel_traces or settings.otel_metrics
-        self._task = {
+        task = {
             "protocol": settings.otel_protocol,
             "resource": split_pairs(settings.otel_resource),
             "metrics": settings.otel_metrics,
         }
         endpoint = settings.otel_endpoint
-        self._environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} if endpoint else {}
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} if endpoint else {}
+        self._process = FedProcess(
+            _EXPORTER,
+            json.dumps(task).encode(),
+            _say,
+            _tell_pause,
+            _END_SECONDS,
+            environment=environment,
+        )
         self._budget = Budget(settings.otel_spans_per_second)
-        self._pipe: asyncio.WriteTransport | None = None
-        self._process: ChildProcess | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        self._stopping = False
         self._lost = 0
         self._saying = LogThrottle(_SAY_EVERY_US)
 
@@ -78,40 +76,17 @@ class Otlp:
         """Sends metrics, as `metrics/otlp` makes them."""
         self._send({"metrics": metrics})
 
-    async def start(self) -> None:
-        """Starts it, and another one whenever it ends."""
-        if self._wanted:
-            self._keeping = asyncio.create_task(keep_running(self._once, _tell_pause))
+    def running(self) -> AbstractAsyncContextManager[FedProcess]:
+        """Runs until the end of the block, or until `stop`."""
+        return self._process.running(self._wanted)
 
     async def stop(self) -> None:
         """Lets it send what is left, for a moment, and ends it. A second call does nothing."""
-        self._stopping = True
-        keeping, self._keeping = self._keeping, None
-        if keeping is None:
-            return
-        if self._pipe is not None:
-            self._pipe.close()  # it sends what it has been given, and then ends
-            await asyncio.wait([keeping], timeout=_END_SECONDS)
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        """From start to stop."""
-        await self.start()
-        try:
-            yield self
-        finally:
-            await self.stop()
+        await self._process.stop()
 
     def _send(self, said: object) -> None:
-        pipe = self._pipe
-        if pipe is None or pipe.is_closing() or pipe.get_write_buffer_size() > _MOST_BYTES:
-            self._lose()
-        else:
-            pipe.write(framed(json.dumps(said).encode()))
-
-    def _lose(self) -> None:
+        if self._process.give(json.dumps(said).encode()):
+            return
         self._lost += 1
         if self._wanted and self._saying.take():
             log.warning(
@@ -119,43 +94,6 @@ class Otlp:
                 "sends it is slow or not there",
                 self._lost,
             )
-
-    async def _once(self) -> str | None:
-        """Runs it once; says why it ended, or None if that was wanted."""
-        try:
-            await self._run()
-            why = "it ended"
-        except OSError as error:
-            why = error.strerror or str(error)
-        except ValueError as error:  # a line without end
-            why = str(error)
-        return None if self._stopping else why
-
-    async def _run(self) -> None:
-        """Runs it once, until it ends. Raises OSError if it cannot be started."""
-        process = await asyncio.to_thread(start, _EXPORTER, subprocess.DEVNULL, self._environment)
-        self._process = process
-        loop = asyncio.get_running_loop()
-        stream = asyncio.StreamReader()
-        try:
-            said, _ = await loop.connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(stream), process.stdout
-            )
-            pipe, _ = await loop.connect_write_pipe(asyncio.Protocol, process.stdin)
-            pipe.write(framed(json.dumps(self._task).encode()))
-            self._pipe = pipe
-            if self._stopping:
-                pipe.close()
-            try:
-                while line := await stream.readline():
-                    _say(line)
-            finally:
-                self._pipe = None
-                pipe.close()
-                said.close()
-        finally:
-            self._process = None
-            await asyncio.shield(asyncio.to_thread(end, process))
 
 
 def _tell_pause(seconds: float, why: str) -> None:

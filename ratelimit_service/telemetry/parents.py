@@ -6,20 +6,12 @@ https://www.w3.org/TR/trace-context/ and https://github.com/openzipkin/b3-propag
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from ratelimit_service.service import REQUEST_ID, Headers
 
-__all__ = [
-    "TRACEPARENT",
-    "TRACESTATE",
-    "Parent",
-    "parent_of",
-    "request_id_of",
-    "usual_request_ids",
-    "usual_trace_ids",
-]
+__all__ = ["Parent", "parent_of", "request_id_of"]
 
 
 class Parent(NamedTuple):
@@ -34,20 +26,9 @@ class Parent(NamedTuple):
     state: str = ""
 
 
-TRACEPARENT: Final = b"traceparent"
-TRACESTATE: Final = b"tracestate"
-
 _UNKNOWN: Final = Parent()
 
 _W3C: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_USUAL_BYTES: Final = 55
-_DASHES: Final = (2, 35, 52)
-_DIGITS: Final = b"0123456789abcdef"
-_NO_IDS: Final = (b"-" + b"0" * 32 + b"-", b"-" + b"0" * 16 + b"-")
-"""A usual `traceparent` is of version 00: two digits, 32 of the trace, 16 of the span, and two.
-
-Ids of zeros are none."""
-
 _B3: Final = re.compile(
     r"([0-9a-f]{16}|[0-9a-f]{32})-([0-9a-f]{16})(?:-([01d])(?:-[0-9a-f]{16})?)?"
 )
@@ -60,9 +41,6 @@ _MOST_STATE: Final = 512
 _MOST_REQUEST_ID: Final = 128
 """Characters of a request's id that are kept."""
 
-_PLAIN: Final = bytes(byte for byte in range(ord("!"), 0x7F) if byte not in b'"\\')
-"""What can be written between quotes as it is."""
-
 
 def parent_of(headers: Headers) -> Parent:
     """The caller's span; one without ids if there is none, or none that can be read."""
@@ -72,33 +50,6 @@ def parent_of(headers: Headers) -> Parent:
         text = value.decode("latin-1").strip()
         told[key] = f"{told[key]},{text}" if key == "tracestate" and key in told else text
     return _by_w3c(told) or _by_b3(told) or _by_many_b3(told)
-
-
-def usual_trace_ids(traceparents: Sequence[bytes]) -> list[bytes] | None:
-    """The ids of traces as `parent_of` has them, of as many `traceparent`s; at least one.
-
-    None unless all of these are usual. They are looked at together, one kind of byte at a time.
-    """
-    count, together = len(traceparents), b"".join(traceparents)
-    if (
-        set(map(len, traceparents)) != {_USUAL_BYTES}
-        or any(together[dash::_USUAL_BYTES] != b"-" * count for dash in _DASHES)
-        or together.translate(None, _DIGITS) != b"-" * (count * len(_DASHES))
-        or together[::_USUAL_BYTES] + together[1::_USUAL_BYTES] != b"0" * (2 * count)
-        or any(none in together for none in _NO_IDS)
-    ):
-        return None
-    return [each[3:35] for each in traceparents]
-
-
-def usual_request_ids(values: Sequence[bytes]) -> list[bytes] | None:
-    """The ids of requests as `request_id_of` has them, of as many values; at least one.
-
-    None unless each can be written between quotes as it is.
-    """
-    if b"".join(values).translate(None, _PLAIN) or not all(values):
-        return None
-    return list(values) if max(map(len, values)) <= _MOST_REQUEST_ID else None
 
 
 def request_id_of(headers: Headers) -> str:

@@ -17,8 +17,9 @@ import pytest
 
 from ratelimit_service.cli.service_client import Client
 from ratelimit_service.decision_log import sinks
-from ratelimit_service.decision_log.sinks import DecisionLogFile, LogConfig, Stdout, sink_of
+from ratelimit_service.decision_log.sinks import DecisionLogFile, Stdout, sink_of
 from ratelimit_service.decision_log.writer import DecisionWriter, Progress
+from ratelimit_service.settings import Settings
 from tests.decision_log.packets import packet
 from tests.runtime.callers import ask
 from tests.runtime.conftest import Start
@@ -153,82 +154,61 @@ def test_syslog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
         system.bind(str(tmp_path / "log"))
         system.settimeout(PATIENCE_SECONDS)
-        log = sink_of(config("syslog"))
+        log = sink_of(Settings(decision_log="syslog"), -1)
         assert log.write(b"one\n" + b"x" * (16 << 18) + b"\ntwo\n") == 1
         assert system.recv(100) == b"<134>ratelimit: one"
         assert system.recv(100) == b"<134>ratelimit: two"
         log.close()
 
 
-def config(log: str, key: bytes = b"") -> LogConfig:
-    return LogConfig(log, 1 << 20, YEAR_US, 5, -1, key)
-
-
 def test_closed_stdout_is_told() -> None:
     """A standard output that is closed is a fault that is told, and no end of the writer."""
-    writer = DecisionWriter(config("stdout"))
+    writer = DecisionWriter(Settings(decision_log="stdout"))
     fault = "the decision log cannot be written: standard output is closed"
     assert writer.open() == Progress(fault=fault)
-    assert writer.write([packet("a", "b")]) == Progress(1, 0, 2, fault)
+    assert writer.write([packet("a", "b")]) == Progress(0, 2, fault)
 
 
 def test_missing_directory_is_told(tmp_path: Path) -> None:
     """A file that cannot be opened is named."""
     log = tmp_path / "missing" / "decisions.jsonl"
 
-    told = DecisionWriter(config(str(log))).open().fault
+    fault = DecisionWriter(Settings(decision_log=str(log))).open().fault
 
-    assert told.startswith("the decision log cannot be written: ")
-    assert str(log) in told
-    assert told.endswith(": No such file or directory")
+    assert fault.startswith("the decision log cannot be written: ")
+    assert str(log) in fault
+    assert fault.endswith(": No such file or directory")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_full_disk_is_told() -> None:
     """What a full disk does not take is lost and counted, with the reason; later it is tried."""
-    writer = DecisionWriter(config("/dev/full"))
+    writer = DecisionWriter(Settings(decision_log="/dev/full"))
     assert writer.open() == Progress()
     for _ in range(2):
-        done = writer.write([packet("a"), packet("b")])
-        assert done == Progress(
-            2, 0, 2, "the decision log cannot be written: No space left on device"
+        assert writer.write([packet("a"), packet("b")]) == Progress(
+            0, 2, "the decision log cannot be written: No space left on device"
         )
 
 
-class Taking:
-    """A sink that takes all but some."""
-
-    def __init__(self, too_long: int = 0) -> None:
-        self.taken: list[bytes] = []
-        self.too_long = too_long
-
-    def open(self) -> None: ...
-
-    def write(self, data: bytes) -> int:
-        self.taken.append(data)
-        return self.too_long
-
-    def close(self) -> None: ...
+def test_packets_keep_to_the_bound_of_files(tmp_path: Path) -> None:
+    """Where the lines of several packets are more than a file holds the file is rotated between."""
+    path = tmp_path / "log"
+    writer = DecisionWriter(
+        Settings(decision_log=str(path), decision_log_max_bytes=1_000, decision_log_files=2)
+    )
+    assert writer.write([packet(f"{number}{'x' * 300}") for number in range(6)]) == Progress(6)
+    files = sorted(tmp_path.iterdir())
+    assert [each.read_bytes().count(b"\n") for each in files] == [2, 2, 2]
+    assert all(each.stat().st_size <= 1_000 for each in files)
 
 
-def test_writes_are_bounded() -> None:
-    """So many lines are written at once that a file holds them, and 256 KiB at most."""
-    packets = [packet(*[f"{number}{'x' * 1_000}" for number in range(100)])] * 7
-    for most, at_once in ((1 << 30, 2), (150_000, 1), (10, 1)):
-        sink = Taking()
-        writer = DecisionWriter(config("x")._replace(most_bytes=most), sink)
-        done = writer.write(packets)
-        assert done == Progress(at_once, at_once * 100)
-        assert [data.count(b"\n") for data in sink.taken] == [at_once * 100]
-
-
-def test_lines_left_out_are_told() -> None:
-    """What the sink leaves out, and what cannot be read, is not counted as written."""
-    sink = Taking(too_long=1)
-    done = DecisionWriter(config("x"), sink).write([packet("a", "b"), b"\0\0\0\x07another"])
-    assert (done.packets, done.written, done.failed, done.fault) == (2, 1, 8, "")
+def test_packets_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    """A packet of another version is a fault of ours; its decisions are not counted as written."""
+    writer = DecisionWriter(Settings(decision_log=str(tmp_path / "log")))
+    done = writer.write([packet("a"), b"\0\0\0\x07another", packet("b")])
+    assert (done.written, done.failed, done.fault) == (2, 7, "")
     assert "version" in done.bug
-    assert Progress.unpacked(done.packed()) == done
 
 
 def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ratelimit_service.decision_log.feed import DecisionFeed
 from ratelimit_service.decision_log.packets import decisions_in
+from ratelimit_service.decision_log.queue import DecisionQueue
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
@@ -85,15 +85,16 @@ async def test_only_so_many_are_told_and_the_others_are_counted(tmp_path: Path) 
         sent.append(decisions_in(packet))
         return True
 
-    feed = DecisionFeed.attach(Settings(decision_log="x"), ends.service, ends.stats, send)
+    queue = DecisionQueue(Settings(decision_log="x"), ends.stats, send)
+    ends.service.telling.add(queue)
     for _ in range(MOST_TOLD + 50):
         assert not ends.call(waited_us=80_000_000)
     ends.calls.look()
-    feed.flush()
+    queue.flush()
 
     assert sum(sent) == MOST_TOLD
     assert ends.stats.decision_log == {"dropped_overload": 50}
     assert not ends.call(waited_us=80_000_000)
     ends.calls.look()
-    feed.flush()
+    queue.flush()
     assert sum(sent) == MOST_TOLD + 1

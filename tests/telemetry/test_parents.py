@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.service import CALLER_HEADERS
 from ratelimit_service.telemetry.parents import (
-    TRACEPARENT,
     Parent,
     parent_of,
-    request_id_of,
-    usual_request_ids,
-    usual_trace_ids,
 )
 
 TRACE, SHORT, SPAN = "0af7651916cd43dd8448eb211c80319c", "8448eb211c80319c", "b7ad6b7169203331"
@@ -81,33 +75,3 @@ def test_any_bytes_are_read(headers: list[tuple[bytes, bytes]]) -> None:
         assert (len(parent.trace_id), len(parent.span_id)) == (32, 16)
         assert int(parent.trace_id, 16)
         assert int(parent.span_id, 16)
-
-
-VALUES = st.one_of(
-    st.binary(max_size=60),
-    st.sampled_from([f"00-{TRACE}-{SPAN}-01".encode(), b"00-\n-01", b"\n", b"", b"id-7", b'"']),
-)
-
-
-@given(st.lists(VALUES, min_size=1, max_size=4))
-def test_ids_of_many_are_those_of_each(values: list[bytes]) -> None:
-    """What many headers name together is what each names alone, or nothing is told."""
-    traces, requests = usual_trace_ids(values), usual_request_ids(values)
-
-    if traces is not None:
-        alone = [parent_of([(TRACEPARENT, value)]).trace_id for value in values]
-        assert [each.decode() for each in traces] == alone
-    if requests is not None:
-        assert [each.decode() for each in requests] == [
-            request_id_of([(b"x-request-id", value)]) for value in values
-        ]
-        assert all(json.loads(b'"' + each + b'"') == each.decode() for each in requests)
-
-
-def test_usual_ids_are_told_together() -> None:
-    """Such as most proxies send are found in one go."""
-    parents = [f"00-{number:032x}-{SPAN}-01".encode() for number in range(1, 200)]
-    assert usual_trace_ids(parents) == [f"{number:032x}".encode() for number in range(1, 200)]
-    assert usual_request_ids([b"a-1", b"{b}"]) == [b"a-1", b"{b}"]
-    assert usual_trace_ids([*parents, b"nonsense"]) is None
-    assert usual_request_ids([b"a", b'"']) is None

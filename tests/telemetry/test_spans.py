@@ -161,9 +161,8 @@ async def otlp(collector: tuple[str, Collector]) -> AsyncIterator[Otlp]:
         otel_resource="service.name=edge-limits",
         otel_spans_per_second=5,
     )
-    async with Otlp(settings).running() as otlp:
-        while otlp._pipe is None:  # until then spans are lost, as they may be
-            await asyncio.sleep(0)
+    otlp = Otlp(settings)
+    async with otlp.running():
         yield otlp
 
 
@@ -234,6 +233,6 @@ async def test_collector_away_costs_nothing(caplog: pytest.LogCaptureFixture) ->
     otlp.send_spans(b"[{}]")
 
     assert "is lost" in caplog.text
-    async with otlp.running():
+    async with otlp.running() as process:
         pass
     assert descendants(os.getpid()) == before

@@ -8,17 +8,12 @@ table for as long as they use it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from ratelimit_service.grpc.h2.fields import WANTED, BlockError, Field, FieldReader
 from ratelimit_service.grpc.h2.head import Head, interned, judged
-from ratelimit_service.grpc.h2.likeness import (
-    MAX_LEARNT_BYTES,
-    Likeness,
-    value_in,
-    values_in,
-)
+from ratelimit_service.grpc.h2.likeness import MAX_LEARNT_BYTES, Likeness, value_in
 from ratelimit_service.service import CALLER_HEADERS, Headers
 
 __all__ = ["HeaderReader", "literal"]
@@ -108,27 +103,8 @@ class HeaderReader:
         except BlockError:
             return ()
 
-    def callers_columns(self, blocks: Sequence[bytes]) -> Mapping[bytes, list[bytes]] | None:
-        """The same of blocks that nobody has read: each header by its name, value by value.
-
-        None if they are not known to be alike, or a value cannot be decoded with the others.
-        """
-        likeness = self._likeness
-        if likeness.told is None:
-            return None
-        columns = likeness.columns_of(blocks)
-        if columns is None:
-            return None
-        found: dict[bytes, list[bytes]] = {}
-        for name, value, at in likeness.told:
-            values = [value] * len(blocks) if at < 0 else values_in(columns[at])
-            if values is None:
-                return None
-            found[name] = values
-        return found
-
     def read_caller(self, block: bytes) -> Headers:
-        """The same of one block that nobody has read; nothing if it cannot be read."""
+        """As `caller_headers`, of a block that nobody has read; nothing if it cannot be read."""
         try:
             self.read(block)
         except BlockError:

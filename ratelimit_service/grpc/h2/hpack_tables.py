@@ -1,7 +1,7 @@
 """What RFC 7541 (HPACK) lists in its appendices: the fields that all know, and Huffman's codes.
 
 The `hpack` package has these tables, too, but 0.4 MiB of memory in each worker come with them. In
-tests it is the oracle. What must not live here: what is done with them (`fields`, `huffman`).
+tests it is the oracle. What must not live here: what is done with them (`fields`).
 """
 
 from __future__ import annotations

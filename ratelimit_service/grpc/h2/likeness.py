@@ -1,29 +1,23 @@
 """Header blocks that differ from the one before only in some values, and so need not be read.
 
-What must not live here: how fields are coded (`fields`, `huffman`), and other blocks (`headers`).
+What must not live here: how fields are coded (`fields`), and other blocks (`headers`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import repeat
-from operator import getitem
 from typing import Final
 
 from ratelimit_service.grpc.h2.fields import WANTED, BlockError, Field, unhuffed
 from ratelimit_service.grpc.h2.head import TIMEOUT, Head, interned, timeout_us_of
-from ratelimit_service.grpc.h2.huffman import unhuffed_together
 
-__all__ = ["MAX_LEARNT_BYTES", "Likeness", "value_in", "values_in"]
+__all__ = ["MAX_LEARNT_BYTES", "Likeness", "value_in"]
 
 MAX_LEARNT_BYTES: Final = 1_024
 """Larger blocks are read each time."""
 
 _MAX_HEADS: Final = 64
-
-_Column = tuple[list[int], list[bytes]]
-"""One value of many blocks: the bytes that say how long each is and how it is coded, and each."""
 
 
 class Likeness:
@@ -74,13 +68,6 @@ class Likeness:
             return None
         return values if at + len(last) == len(block) and block.endswith(last) else None
 
-    def columns_of(self, blocks: Sequence[bytes]) -> list[_Column] | None:
-        """The values that vary of many blocks; None unless all of these are alike."""
-        places = self._places_of(blocks)
-        if places is None:
-            return None
-        return [_column_at(blocks, *each) for each in places]
-
     def _head_saying(self, timeout: bytes) -> Head | None:
         """The head of a block with this `grpc-timeout`; None if that cannot be read."""
         timeout_us = timeout_us_of(timeout)
@@ -92,36 +79,6 @@ class Likeness:
                 self._heads.clear()
             head = self._heads[timeout_us] = interned(replace(self._head, timeout_us=timeout_us))
         return head
-
-    def _places_of(self, blocks: Sequence[bytes]) -> list[tuple[list[int], list[int]]] | None:
-        """Where each value that varies begins in each block, and the byte that says how long it is.
-
-        None unless all blocks are alike.
-        """
-        if not self._pieces:
-            return None
-        *pieces, last = self._pieces
-        places = []
-        stops = [0] * len(blocks)
-        try:
-            for piece in pieces:
-                if not all(map(bytes.startswith, blocks, repeat(piece), stops)):
-                    return None
-                size = len(piece)
-                starts = [stop + size for stop in stops]
-                lengths = list(map(getitem, blocks, starts))
-                if 0x7F in lengths or 0xFF in lengths:
-                    return None
-                stops = [
-                    start + 1 + (length & 0x7F)
-                    for start, length in zip(starts, lengths, strict=True)
-                ]
-                places.append((starts, lengths))
-        except IndexError:
-            return None
-        lengths = list(map(len, blocks))
-        whole = lengths == [stop + len(last) for stop in stops]
-        return places if whole and all(map(bytes.endswith, blocks, repeat(last))) else None
 
     def head_of(self, block: bytes) -> Head | None:
         """The head of a block that differs from the last only where earlier blocks did."""
@@ -185,33 +142,6 @@ class Likeness:
         self._timeout_at = self.names.index(TIMEOUT)
         self._head = head
         return head if head.timeout_us is None else self._heads.setdefault(head.timeout_us, head)
-
-
-def _column_at(blocks: Sequence[bytes], starts: list[int], lengths: list[int]) -> _Column:
-    """One value of many blocks, from where it begins, and the bytes that say how long it is."""
-    values = [
-        block[at + 1 : at + 1 + (length & 0x7F)]
-        for block, at, length in zip(blocks, starts, lengths, strict=True)
-    ]
-    return lengths, values
-
-
-def values_in(column: _Column) -> list[bytes] | None:
-    """Short values, decoded; None if some are not decoded together."""
-    lengths, values = column
-    if min(lengths) & 0x80:
-        return unhuffed_together(values)
-    if not max(lengths) & 0x80:
-        return values
-    coded = [value for length, value in zip(lengths, values, strict=True) if length & 0x80]
-    texts = unhuffed_together(coded)
-    if texts is None:
-        return None
-    decoded = iter(texts)
-    return [
-        next(decoded) if length & 0x80 else value
-        for length, value in zip(lengths, values, strict=True)
-    ]
 
 
 def value_in(written: bytes) -> bytes:

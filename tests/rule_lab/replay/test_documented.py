@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.decision_log.line import Circumstances, line_of, read_line
+from ratelimit_service.decision_log.line import line_of, read_line
 from ratelimit_service.model import Entry, Override, OverrideKind
 from ratelimit_service.rule_lab.replay.envoy_log import read_mapping
 from ratelimit_service.rule_lab.replay.findings import NEAR
 from ratelimit_service.rule_lab.replay.recorded import moment_us
 from ratelimit_service.rule_lab.replay.use import SAMPLE, TOP_NAMES
+from ratelimit_service.service import CallOrigin
 from tests.rule_lab.replay.playing import run
 from tests.service.asking import Asking, Heard
 
@@ -78,8 +79,9 @@ descriptors:
     await asking.service.decide([b"\xff"])
     ban = Override("b1", OverrideKind.BAN, "edge", (Entry("user", "bob"),), 0, reason="abuse")
     heard[0] = heard[0]._replace(overrides=(ban,))
-    around = Circumstances("10.0.0.7", "an-id", "0af7", "redis", "there:6379")
-    lines = [json.loads(line_of(each, 0, 0.5, str.upper, around)) for each in heard]
+    headers = [(b"x-request-id", b"an-id"), (b"b3", b"0af7651916cd43dd-b7ad6b7169203331")]
+    heard[:] = [each._replace(caller=CallOrigin("10.0.0.7", headers)) for each in heard]
+    lines = [json.loads(line_of(each, 0, 0.5, str.upper, "redis", "there:6379")) for each in heard]
 
     documented = set(re.findall(r"^\| `(\w+)` \|", DECISION_LOG, re.MULTILINE))
     assert {field for line in lines for field in line} == documented - {"hits"}

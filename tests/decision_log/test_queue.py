@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ratelimit_service import wire
-from ratelimit_service.decision_log.feed import DecisionFeed
 from ratelimit_service.decision_log.key import hash_of, read_key
 from ratelimit_service.decision_log.line import hashed_value
-from ratelimit_service.decision_log.packet_lines import DecisionLines
-from ratelimit_service.decision_log.packets import decisions_in
-from ratelimit_service.decision_log.scribe import DecisionScribe
+from ratelimit_service.decision_log.packets import PacketLines, decisions_in
+from ratelimit_service.decision_log.process import LogProcess
+from ratelimit_service.decision_log.queue import DecisionQueue
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.model import FailurePolicy, Request
@@ -43,7 +41,7 @@ descriptors:
 """
 
 
-class Feeding:
+class Logging:
     """A service whose decisions become lines."""
 
     def __init__(
@@ -55,12 +53,13 @@ class Feeding:
         self.sent: list[bytes] = []
         self.room = True
         set_up = Settings(decision_log="x", **settings)
-        self.scribe = DecisionLines(hash_of(read_key(set_up.decision_log_key_file)))
-        service, stats = self.asking.service, self.asking.stats
-        self.feed = DecisionFeed.attach(set_up, service, stats, self.send, lambda _: "there:6379")
+        self.packet_lines = PacketLines(hash_of(read_key(set_up.decision_log_key_file)))
+        stats = self.asking.stats
+        self.queue = DecisionQueue(set_up, stats, self.send, lambda _: "there:6379")
+        self.asking.service.telling.add(self.queue)
 
     def send(self, packet: bytes) -> bool:
-        lines = self.scribe.of(packet)
+        lines = self.packet_lines.of(packet)
         assert lines.count(b"\n") == decisions_in(packet)
         if self.room:
             self.sent.append(lines)
@@ -68,7 +67,7 @@ class Feeding:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        self.feed.flush()
+        self.queue.flush()
         return [json.loads(line) for line in b"".join(self.sent).splitlines()]
 
     @property
@@ -78,42 +77,37 @@ class Feeding:
 
 async def test_every_decision_is_a_line(tmp_path: Path) -> None:
     """Without a sample every decision is written down, with what was asked and what decided."""
-    feeding = Feeding(tmp_path)
-    await feeding.asking.ask("user=bob")
-    await feeding.asking.ask("user=bob")
-    await feeding.asking.service.decide([b"\xff"])
+    logging = Logging(tmp_path)
+    await logging.asking.ask("user=bob")
+    await logging.asking.ask("user=bob")
+    await logging.asking.service.decide([b"\xff"])
 
-    assert [line["code"] for line in feeding.lines] == ["OK", "OVER_LIMIT", "INVALID_ARGUMENT"]
-    assert feeding.lines[1]["descriptors"] == [{"entries": [["user", "bob"]]}]
-    assert feeding.lines[1]["rule"] == "user"
+    assert [line["code"] for line in logging.lines] == ["OK", "OVER_LIMIT", "INVALID_ARGUMENT"]
+    assert logging.lines[1]["descriptors"] == [{"entries": [["user", "bob"]]}]
+    assert logging.lines[1]["rule"] == "user"
 
 
-async def test_many_decisions_are_handed_on_at_once(tmp_path: Path) -> None:
-    """A hundred decisions go out in the next turn of the loop; only fewer wait for others."""
-    feeding = Feeding(tmp_path)
+async def test_many_decisions_go_out_in_small_packets(tmp_path: Path) -> None:
+    """However many decisions are made at once, no packet has more than two hundred of them."""
+    logging = Logging(tmp_path)
     body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-    await feeding.asking.service.decide([body] * 99)
-    await asyncio.sleep(0)
-    assert feeding.sent == []
+    await logging.asking.service.decide([body] * 1_001)
 
-    await feeding.asking.service.decide([body] * 2)
-    await asyncio.sleep(0)
-    assert b"".join(feeding.sent).count(b"\n") == 100
-    feeding.feed.flush()
-    assert b"".join(feeding.sent).count(b"\n") == 101
+    assert len(logging.lines) == 1_001
+    assert max(lines.count(b"\n") for lines in logging.sent) <= 200
 
 
 async def test_lines_say_who_asked_and_where_it_was_counted(tmp_path: Path) -> None:
     """A line has the caller's address, the ids of its request and trace, the shard and the time."""
-    feeding = Feeding(tmp_path, store="redis://there")
+    logging = Logging(tmp_path, store="redis://there")
     body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
     trace = "0af7651916cd43dd8448eb211c80319c"
     headers = [(b"x-request-id", b"7" * 300), (b"b3", f"{trace}-b7ad6b7169203331".encode())]
-    await feeding.asking.service.decide([body], origins=[CallOrigin("10.0.0.7", headers)])
-    await feeding.asking.service.decide([body], origins=[CallOrigin("")])
-    await feeding.asking.service.decide([b"\xff"])
+    await logging.asking.service.decide([body], origins=[CallOrigin("10.0.0.7", headers)])
+    await logging.asking.service.decide([body], origins=[CallOrigin("")])
+    await logging.asking.service.decide([b"\xff"])
 
-    told, silent, unreadable = feeding.lines
+    told, silent, unreadable = logging.lines
     assert (told["caller"], told["request_id"]) == ("10.0.0.7", "7" * 128)
     assert (told["trace_id"], told["store"], told["shard"]) == (trace, "redis", "there:6379")
     assert 0 <= told["duration_seconds"] < 10
@@ -124,10 +118,10 @@ async def test_lines_say_who_asked_and_where_it_was_counted(tmp_path: Path) -> N
 async def test_callers_are_hashed(tmp_path: Path) -> None:
     """In a hashed log no address of a caller can be read."""
     (tmp_path / "key").write_text("0123456789abcdef\n")
-    feeding = Feeding(tmp_path, decision_log_key_file=str(tmp_path / "key"))
-    await feeding.asking.service.decide([b"\xff"], origins=[CallOrigin("10.0.0.7")])
+    logging = Logging(tmp_path, decision_log_key_file=str(tmp_path / "key"))
+    await logging.asking.service.decide([b"\xff"], origins=[CallOrigin("10.0.0.7")])
 
-    (line,) = feeding.lines
+    (line,) = logging.lines
     assert line["caller"] == hashed_value(b"0123456789abcdef", "10.0.0.7")
 
 
@@ -138,11 +132,11 @@ async def test_lines_without_a_caller_are_read_as_well(tmp_path: Path) -> None:
         '[["user","bob"]]}],"code":"OVER_LIMIT","by":"count","descriptor":0,"rule":"user","limit":'
         '{"requests_per_unit":1,"unit":"day"},"used":1,"remaining":0,"reset_seconds":5.0}'
     )
-    feeding = Feeding(tmp_path)
+    logging = Logging(tmp_path)
     body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-    await feeding.asking.service.decide([body], origins=[CallOrigin("10.0.0.7")])
+    await logging.asking.service.decide([body], origins=[CallOrigin("10.0.0.7")])
     path = tmp_path / "log"
-    path.write_text("\n".join([old, *map(json.dumps, feeding.lines)]))
+    path.write_text("\n".join([old, *map(json.dumps, logging.lines)]))
 
     found = decisions_about([str(path)], "edge", descriptor("user=bob").entries, None)
     assert sorted(each.code for each in found.decisions) == ["OK", "OVER_LIMIT"]
@@ -150,26 +144,26 @@ async def test_lines_without_a_caller_are_read_as_well(tmp_path: Path) -> None:
 
 async def test_lines_go_out_by_themselves(tmp_path: Path) -> None:
     """A decision is sent soon, though nothing else happens."""
-    feeding = Feeding(tmp_path)
-    await feeding.asking.ask("user=bob")
+    logging = Logging(tmp_path)
+    await logging.asking.ask("user=bob")
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not feeding.sent:
+        while not logging.sent:
             await asyncio.sleep(0.01)
 
 
 async def test_sample(tmp_path: Path) -> None:
     """Denials and what is allowed have shares of their own; a line says its share."""
-    feeding = Feeding(tmp_path, decision_log_sample="denied=1,allowed=0")
+    logging = Logging(tmp_path, decision_log_sample="denied=1,allowed=0")
     for _ in range(3):
-        await feeding.asking.ask("user=bob")
-    assert [line["code"] for line in feeding.lines] == ["OVER_LIMIT"] * 2
-    assert "sample" not in feeding.lines[0]
+        await logging.asking.ask("user=bob")
+    assert [line["code"] for line in logging.lines] == ["OVER_LIMIT"] * 2
+    assert "sample" not in logging.lines[0]
 
-    feeding = Feeding(tmp_path, decision_log_sample="denied=0.5")
+    logging = Logging(tmp_path, decision_log_sample="denied=0.5")
     for _ in range(201):
-        await feeding.asking.ask("user=bob")
-    denied = [line for line in feeding.lines if line["code"] == "OVER_LIMIT"]
+        await logging.asking.ask("user=bob")
+    denied = [line for line in logging.lines if line["code"] == "OVER_LIMIT"]
     assert 50 < len(denied) < 150
     assert {line["sample"] for line in denied} == {0.5}
 
@@ -179,12 +173,12 @@ async def test_a_sample_of_what_is_allowed(tmp_path: Path, denied: float) -> Non
     """Of decisions that allow a share is written down by chance, whatever batches they are in."""
     random.seed(7)
     rules = RULES.replace("requests_per_unit: 1", "requests_per_unit: 1000")
-    feeding = Feeding(tmp_path, rules, decision_log_sample=f"denied={denied},allowed=0.1")
+    logging = Logging(tmp_path, rules, decision_log_sample=f"denied={denied},allowed=0.1")
     wanted = [0, 0]
     for size in (1, 3, 50, 400) * 5:
         body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-        await feeding.asking.service.decide([body] * size)
-    for line in feeding.lines:
+        await logging.asking.service.decide([body] * size)
+    for line in logging.lines:
         wanted[line["code"] == "OVER_LIMIT"] += 1
         assert line.get("sample") == (0.1 if line["code"] == "OK" else None if denied == 1 else 0.5)
     assert 60 < wanted[0] < 140  # of 1,000
@@ -194,10 +188,10 @@ async def test_a_sample_of_what_is_allowed(tmp_path: Path, denied: float) -> Non
 async def test_values_are_hashed(tmp_path: Path) -> None:
     """With a key no value of a caller stands in the log; who has the key can find it."""
     (tmp_path / "key").write_text("0123456789abcdef\n")
-    feeding = Feeding(tmp_path, decision_log_key_file=str(tmp_path / "key"))
-    await feeding.asking.ask("user=bob")
+    logging = Logging(tmp_path, decision_log_key_file=str(tmp_path / "key"))
+    await logging.asking.ask("user=bob")
 
-    (line,) = feeding.lines
+    (line,) = logging.lines
     assert "bob" not in json.dumps(line)
     assert line["descriptors"][0]["entries"] == [["user", hashed_value(b"0123456789abcdef", "bob")]]
     assert line["hashed"] is True
@@ -206,34 +200,23 @@ async def test_values_are_hashed(tmp_path: Path) -> None:
 async def test_rules_for_callers_are_hashed(tmp_path: Path) -> None:
     """Where values are hashed the path of a rule for one caller does not name this caller."""
     (tmp_path / "key").write_text("0123456789abcdef\n")
-    feeding = Feeding(tmp_path, RULES_BY_VALUE, decision_log_key_file=str(tmp_path / "key"))
-    await feeding.asking.ask("user=bob")
-    await feeding.asking.ask("path=/a/b")
+    logging = Logging(tmp_path, RULES_BY_VALUE, decision_log_key_file=str(tmp_path / "key"))
+    await logging.asking.ask("user=bob")
+    await logging.asking.ask("path=/a/b")
 
-    lines = feeding.lines
+    lines = logging.lines
     assert "bob" not in json.dumps(lines)
     assert lines[0]["rule"] == f"user={hashed_value(b'0123456789abcdef', 'bob')}"
     assert lines[1]["rule"] == "path=/a*"
 
 
-def test_hashes_of_long_values_are_not_remembered() -> None:
-    """What is remembered of callers' values is bounded in bytes, not only in number."""
-    hashed = hash_of(b"0123456789abcdef")
-    assert hashed is not None
-    value = "x" * 60_000
-    held = sys.getrefcount(value)
-
-    assert hashed(value) == hashed_value(b"0123456789abcdef", value)
-    assert sys.getrefcount(value) == held
-
-
 async def test_lines_do_not_act_on_who_reads_them(tmp_path: Path) -> None:
     """Characters of callers that steer terminals, or end lines for some readers, are escaped."""
-    feeding = Feeding(tmp_path)
-    await feeding.asking.ask("user=ü\x9b2J\u2028\u202e\U000e0001\x7f")
+    logging = Logging(tmp_path)
+    await logging.asking.ask("user=ü\x9b2J\u2028\u202e\U000e0001\x7f")
 
-    feeding.feed.flush()
-    (line,) = b"".join(feeding.sent).decode().splitlines()
+    logging.queue.flush()
+    (line,) = b"".join(logging.sent).decode().splitlines()
     assert line.isprintable()
     assert "ü" in line
     assert json.loads(line)["descriptors"][0]["entries"][0][1].endswith("\u202e\U000e0001\x7f")
@@ -247,50 +230,38 @@ def test_bad_keys(tmp_path: Path, content: str | None) -> None:
         path.write_text(content)
 
     with pytest.raises(SettingsError, match=r"key"):
-        DecisionScribe(Settings(decision_log_key_file=str(path)), Stats(), Health())
+        LogProcess(Settings(decision_log_key_file=str(path)), Stats(), Health())
 
 
 async def test_what_nobody_takes_is_counted(tmp_path: Path) -> None:
     """Lines that the writer does not take are dropped and counted; decisions go on."""
-    feeding = Feeding(tmp_path)
-    feeding.room = False
+    logging = Logging(tmp_path)
+    logging.room = False
     for _ in range(3):
-        await feeding.asking.ask("user=bob")
+        await logging.asking.ask("user=bob")
 
-    assert feeding.lines == []
-    assert feeding.dropped == {"dropped_unsent": 3}
-
-
-async def test_large_requests_become_lines_one_by_one(tmp_path: Path) -> None:
-    """Lines of large requests, which take long to make, are made in turns of their own."""
-    feeding = Feeding(tmp_path)
-    for number in range(5):
-        await feeding.asking.ask(f"user={number}{'x' * 20_000}")
-    for number in range(5):
-        await feeding.asking.ask(f"user={number}")
-
-    assert len(feeding.lines) == 10
-    assert [data.count(b"\n") for data in feeding.sent] == [1, 1, 1, 1, 1, 5]
+    assert logging.lines == []
+    assert logging.dropped == {"dropped_unsent": 3}
 
 
 async def test_waiting_requests_are_bounded(tmp_path: Path) -> None:
     """Large requests that wait to become lines take a bounded memory; the rest is counted."""
-    feeding = Feeding(tmp_path)
+    logging = Logging(tmp_path)
     body = b"x" * 65_000
     told = DecisionRecord(body, b"", None, DecidedBy.NOTHING)
-    feeding.feed.hear(DecidedBatch.of([told] * 1_000))
-    feeding.feed.hear(DecidedBatch.of([told]))
+    logging.queue.hear(DecidedBatch.of([told] * 1_000))
+    logging.queue.hear(DecidedBatch.of([told]))
 
-    kept = len(feeding.lines)
+    kept = len(logging.lines)
     assert 100 < kept < 400
-    assert feeding.dropped == {"dropped_busy": 1_001 - kept}
-    feeding.feed.hear(DecidedBatch.of([told]))
-    assert len(feeding.lines) == kept + 1
+    assert logging.dropped == {"dropped_busy": 1_001 - kept}
+    logging.queue.hear(DecidedBatch.of([told]))
+    assert len(logging.lines) == kept + 1
 
 
 async def test_failure_of_lines_ends_no_log(tmp_path: Path) -> None:
     """If lines cannot be sent for a fault of ours, the later ones are."""
-    feeding = Feeding(tmp_path)
+    logging = Logging(tmp_path)
     loop = asyncio.get_running_loop()
     faults: list[object] = []
     loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
@@ -299,15 +270,14 @@ async def test_failure_of_lines_ends_no_log(tmp_path: Path) -> None:
     def send(packet: bytes) -> bool:
         if fail.pop() if fail else False:
             raise ValueError("a fault")
-        return feeding.send(packet)
+        return logging.send(packet)
 
-    feeding.feed = DecisionFeed.attach(
-        Settings(decision_log="x"), feeding.asking.service, feeding.asking.stats, send
-    )
-    await feeding.asking.ask("user=bob")
+    queue = DecisionQueue(Settings(decision_log="x"), logging.asking.stats, send)
+    logging.asking.service.telling.add(queue)
+    await logging.asking.ask("user=bob")
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not faults:
             await asyncio.sleep(0.01)
-        await feeding.asking.ask("user=bob")
-        while not feeding.sent:
+        await logging.asking.ask("user=bob")
+        while not logging.sent:
             await asyncio.sleep(0.01)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
-from ratelimit_service import compiled, wire
-from ratelimit_service.decision_log.line import Circumstances, HashValue, line_of
-from ratelimit_service.decision_log.packet_lines import DecisionLines
-from ratelimit_service.decision_log.packets import DecisionPackets, decisions_in
+from ratelimit_service import wire
+from ratelimit_service.decision_log.line import HashValue, line_of
+from ratelimit_service.decision_log.packets import Packer, PacketLines, decisions_in, packed
 from ratelimit_service.grpc.h2.headers import HeaderReader, literal
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observability.stats import Stats
@@ -37,22 +33,25 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 """
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-_TRACED = b"\x20" + b"".join(
+_BLOCK = b"\x20" + b"".join(
     literal(name, value)
     for name, value in (
         (b":method", b"POST"),
         (b":scheme", b"http"),
         (b":path", b"/x"),
         (b"content-type", b"application/grpc"),
+        (b"traceparent", f"00-{TRACE}-b7ad6b7169203331-01".encode()),
+        (b"x-request-id", b"an id"),
     )
 )
-"""How the header blocks of a client begin that uses no table."""
+"""A header block of a client that uses no table."""
 
 ORIGINS = (
     CallOrigin(),
     CallOrigin("10.0.0.7"),
     CallOrigin("10.0.0.8", [(b"x-request-id", b'"\x1b\\'), (b"b3", b"%b-b7ad6b7169203331" % b"1")]),
     CallOrigin("", [(b"x-request-id", b"7"), (b"b3", f"{TRACE}-b7ad6b7169203331".encode())]),
+    CallOrigin("10.0.0.9", block=_BLOCK, read=HeaderReader().caller_headers),
 )
 
 
@@ -120,25 +119,17 @@ async def test_lines_of_many_are_the_lines_of_each(
     def shard_of(hit: object) -> str:
         return "" if store == "memory" else f"there:{hash(hit) % 2}"
 
-    packets = DecisionPackets(0.5, 1, hashed, store, shard_of)
-    for moment, decided, places in batches.told:
-        packets.add(moment, decided, places)
-    packet = packets.take()
+    packer = Packer(0.5, 1, hashed, store, shard_of)
+    groups = [group for batch in batches.told for group in packer.groups(*batch)]
+    packet = packed(batches.number, groups)
     assert decisions_in(packet) == batches.number
-    lines = DecisionLines(hashed).of(packet).decode()
+    lines = PacketLines(hashed).of(packet).decode()
     alone = []
     for at_us, decided, place in batches.each():
         record = decided.record(place)
-        request_id = trace_id = ""
-        if record.caller is ORIGINS[2]:
-            request_id = '"\x1b\\'
-        elif record.caller is ORIGINS[3]:
-            request_id, trace_id = "7", TRACE
-        caller = record.caller.peer if record.caller is not None else ""
         shard = "" if record.hit is None else shard_of(record.hit)
-        around = Circumstances(caller, request_id, trace_id, store, shard)
         share = 0.5 if record.denied else 1
-        alone.append(line_of(record, at_us, share, hashed, around) + "\n")
+        alone.append(line_of(record, at_us, share, hashed, store, shard) + "\n")
     assert lines.splitlines(keepends=True) == alone
     assert sum('"code":"OVER_LIMIT"' in line for line in alone) > 30
 
@@ -158,59 +149,15 @@ async def test_lines_of_some_say_who_asked(tmp_path: Path, places: Sequence[int]
     callers = [CallOrigin(f"10.0.0.{number // 2}") for number in range(len(bodies))]
     await asking.service.decide(bodies, origins=callers)
 
-    packets = DecisionPackets(1, 1, None, "memory", lambda _: "")
     moment, decided, _ = batches.told[-1]
-    packets.add(moment, decided, places)
-    assert packets.count == len(places)
-    lines = [json.loads(line) for line in DecisionLines(None).of(packets.take()).splitlines()]
+    packer = Packer(1, 1, None, "memory", lambda _: "")
+    groups = [*packer.groups(moment, decided, places)]
+    packet = packed(len(places), groups)
+    assert len(groups) == 2  # one for each rule
+    lines = [json.loads(line) for line in PacketLines(None).of(packet).splitlines()]
 
     found = [
         (*line["descriptors"][0]["entries"][0], line["code"], line["caller"]) for line in lines
     ]
     asked = [(key, user) for key in ("user", "account") for user in users]
     assert found == [(*asked[place], "OVER_LIMIT", callers[place].peer) for place in places]
-
-
-def calls_within(work: Callable[[], object]) -> int:
-    """How many functions of ours are called for it."""
-    called = [0]
-
-    def note(_: FrameType, event: str, __: object) -> None:
-        called[0] += event == "call"
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return called[0]
-
-
-@pytest.mark.skipif(compiled(), reason="compiled functions are not told of")
-async def test_lines_of_calls_that_trace_are_made_together(tmp_path: Path) -> None:
-    """However many calls of one client trace, no function of ours is called for each of them."""
-    asking = Asking(tmp_path, RULES)
-    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-    await asking.service.decide([body] * 2)
-    batches, lines = Batches(asking.service), DecisionLines(None)
-    read = HeaderReader().caller_headers
-
-    def origins(number: int) -> list[CallOrigin]:
-        ids = [f"00-{TRACE[:-4]}{place:04x}-b7ad6b7169203331-01" for place in range(number)]
-        blocks = [
-            _TRACED + literal(b"traceparent", each.encode()) + literal(b"te", b"trailers")
-            for each in ids
-        ]
-        return [CallOrigin("10.0.0.7", block=block, read=read) for block in blocks]
-
-    called: list[int] = []
-    for number in (10, 10, 10, 100):  # the first ones show what a client's blocks have in common
-        await asking.service.decide([body] * number, origins=origins(number))
-        packets = DecisionPackets(1, 1, None, "memory", lambda _: "")
-        packets.add(*batches.told[-1])
-        packet = packets.take()
-        called.append(calls_within(partial(lines.of, packet)))
-
-    assert called[2] == called[3] < called[0]
-    found = [json.loads(line)["trace_id"] for line in lines.of(packet).splitlines()]
-    assert found == [f"{TRACE[:-4]}{place:04x}" for place in range(100)]
