@@ -131,7 +131,8 @@ def _withhold(
     for place in places:
         hit = hits[place]
         counted = _charge(hit, changes, read, now_us).counted if hit.count_denied else 0
-        steps[place] = steps[place]._replace(counted=counted)
+        if steps[place].counted != counted:
+            steps[place] = steps[place]._replace(counted=counted)
     for place in places:
         if steps[place].passed:
             hit = hits[place]

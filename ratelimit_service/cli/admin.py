@@ -9,7 +9,9 @@ import click
 
 from ratelimit_service.settings import ADMIN_ADDRESS_BY_DEFAULT, DEFAULT_ADMIN
 
-__all__ = ["asks_admin"]
+__all__ = ["AS_JSON", "asks_admin"]
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 def asks_admin(command: Callable[..., int]) -> Callable[..., int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.admin import AS_JSON, asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
@@ -30,7 +30,7 @@ _SET_ASIDE = {"ban": "denies every hit", "exempt": "lets every hit pass, and non
 @click.command()
 @click.argument("domain", type=utf8)
 @click.argument("descriptor")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@AS_JSON
 @asks_admin
 def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> int:
     """Show how the counters of a descriptor stand. Nothing is counted by that.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.admin import AS_JSON, asks_admin
 from ratelimit_service.cli.say import say_line
-from ratelimit_service.cli.steer import AS_JSON, REASON, say_removed, told_by, warn
+from ratelimit_service.cli.steer import REASON, say_removed, told_by, warn
 from ratelimit_service.cli.words import utf8
 from ratelimit_service.errors import OverrideError, RateLimitError
 from ratelimit_service.eventloop.clock import now_us

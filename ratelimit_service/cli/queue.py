@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.admin import AS_JSON, asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import utf8
 from ratelimit_service.text.display import count
@@ -22,7 +22,7 @@ __all__ = ["queue"]
 
 @click.command()
 @click.argument("domain", type=utf8, required=False, default="")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@AS_JSON
 @asks_admin
 def queue(domain: str, as_json: bool, admin: AdminClient) -> int:
     """Show the queues of rules with on_limit: enqueue. Nothing is taken out of them.

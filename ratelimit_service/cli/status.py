@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.admin import AS_JSON, asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.top import page
 from ratelimit_service.text.display import count
@@ -25,7 +25,7 @@ _DENIALS = 5
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@AS_JSON
 @asks_admin
 def status(as_json: bool, admin: AdminClient) -> int:
     """Show how the service does, on one screen: what somebody on call asks first.

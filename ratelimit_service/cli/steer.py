@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.admin import AS_JSON, asks_admin
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import duration, moment, parse_descriptor, utf8
 from ratelimit_service.errors import TransportError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ratelimit_service.cli.admin_client import AdminClient
 
 __all__ = [
-    "AS_JSON",
     "REASON",
     "ban",
     "exempt",
@@ -70,7 +69,6 @@ _UNTIL = click.option(
 REASON = click.option(
     "--reason", type=utf8, metavar="TEXT", help="Why, for whoever reads it later."
 )
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 def _about(domain: str, descriptor: str, **said: object) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from typing import IO
 
 __all__ = ["scratch"]
@@ -16,6 +17,4 @@ def scratch() -> IO[bytes]:
     """
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("ratelimit"), "w+b")
-    import tempfile  # noqa: PLC0415 -- it takes half a megabyte, which Linux can do without
-
     return tempfile.TemporaryFile()

@@ -64,11 +64,15 @@ class TLSFiles:
     @classmethod
     def of_grpc(cls, settings: Settings) -> TLSFiles | None:
         """What the settings ask for on the gRPC port. Raises SettingsError if that is not whole."""
-        given = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        if not any((*given, settings.tls_client_san)):
-            return None
-        if not (settings.tls_cert and settings.tls_key):
-            raise SettingsError("TLS needs both --tls-cert FILE and --tls-key FILE")
+        files = cls._named(
+            "TLS",
+            "--tls",
+            settings.tls_cert,
+            settings.tls_key,
+            settings.tls_client_ca,
+            settings.tls_client_san,
+            ("h2",),
+        )
         if settings.tls_client_san and not settings.tls_client_ca:
             raise SettingsError(
                 "--tls-client-san needs --tls-client-ca FILE: else no caller shows a certificate"
@@ -77,37 +81,44 @@ class TLSFiles:
             raise SettingsError(
                 "--tls-client-san needs --transport h2: grpcio cannot ask what certificates are for"
             )
-        authorities = Path(settings.tls_client_ca) if settings.tls_client_ca else None
-        return cls(
-            Path(settings.tls_cert), Path(settings.tls_key), authorities, settings.tls_client_san
-        )
+        return files
 
     @classmethod
     def of_http(cls, settings: Settings) -> TLSFiles | None:
         """The same of the HTTP port."""
-        if not (settings.http_tls_cert or settings.http_tls_key):
-            return None
-        if not (settings.http_tls_cert and settings.http_tls_key):
-            raise SettingsError(
-                "TLS on the HTTP port needs both --http-tls-cert FILE and --http-tls-key FILE"
-            )
-        cert, key = Path(settings.http_tls_cert), Path(settings.http_tls_key)
-        return cls(cert, key, flags="--http-tls", protocols=("http/1.1",))
+        return cls._named(
+            "TLS on the HTTP port", "--http-tls", settings.http_tls_cert, settings.http_tls_key
+        )
 
     @classmethod
     def of_admin(cls, settings: Settings) -> TLSFiles | None:
         """The same of the admin listener."""
-        given = (settings.admin_tls_cert, settings.admin_tls_key, settings.admin_tls_client_ca)
-        if not any(given):
+        return cls._named(
+            "TLS on the admin listener",
+            "--admin-tls",
+            settings.admin_tls_cert,
+            settings.admin_tls_key,
+            settings.admin_tls_client_ca,
+        )
+
+    @classmethod
+    def _named(
+        cls,
+        what: str,
+        flags: str,
+        cert: str,
+        key: str,
+        client_ca: str = "",
+        client_san: str = "",
+        protocols: tuple[str, ...] = ("http/1.1",),
+    ) -> TLSFiles | None:
+        """The files of these names; None if there is none. Raises SettingsError without a pair."""
+        if not (cert or key or client_ca or client_san):
             return None
-        if not (settings.admin_tls_cert and settings.admin_tls_key):
-            raise SettingsError(
-                "TLS on the admin listener needs both --admin-tls-cert FILE and "
-                "--admin-tls-key FILE"
-            )
-        cert, key, authorities = (Path(each) if each else None for each in given)
-        assert cert is not None and key is not None  # noqa: S101, PT018 -- as was seen above
-        return cls(cert, key, authorities, flags="--admin-tls", protocols=("http/1.1",))
+        if not (cert and key):
+            raise SettingsError(f"{what} needs both {flags}-cert FILE and {flags}-key FILE")
+        authorities = Path(client_ca) if client_ca else None
+        return cls(Path(cert), Path(key), authorities, client_san, flags, protocols)
 
     def read(self) -> TLS:
         """What the files say now. Raises SettingsError if it cannot be used."""

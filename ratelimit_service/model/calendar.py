@@ -9,6 +9,7 @@ import datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 from ratelimit_service.model.unit import SECOND_US, Unit
 
@@ -110,8 +111,6 @@ class Calendar(NamedTuple):
 @lru_cache(maxsize=1024)
 def zone(name: str) -> datetime.tzinfo:
     """The time zone of a name. Raises ZoneInfoNotFoundError if there is none."""
-    from zoneinfo import ZoneInfo  # noqa: PLC0415 -- few rules have one, and workers are small
-
     return ZoneInfo(name)
 
 

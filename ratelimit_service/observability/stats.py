@@ -186,62 +186,64 @@ class Stats:
     """What the process counts, apart from the rules' own tallies."""
 
     def __init__(self) -> None:  # noqa: PLR0915 -- a statement for each number
+        self._labelled: dict[str, Counter[str]] = {}
+        """All counts by label, by their names between processes."""
         self.latency = Histogram()
-        self.decisions: Counter[str] = Counter()
+        self.decisions = self._by_label("decisions")
         """Answers by overall code: `ok`, `over_limit`."""
-        self.refusals: Counter[str] = Counter()
+        self.refusals = self._by_label("refusals")
         """Requests answered with an error, by reason."""
-        self.policy_decisions: Counter[str] = Counter()
+        self.policy_decisions = self._by_label("policy_decisions")
         """Statuses decided by failure policy instead of count, by policy."""
         self.overrides: dict[str, int] = {}
         """How many are in force, by kind: no count, so it is neither taken nor added."""
-        self.override_decisions: Counter[str] = Counter()
+        self.override_decisions = self._by_label("override_decisions")
         """Descriptors for which an override took part, by its kind."""
-        self.store_errors: Counter[str] = Counter()
+        self.store_errors = self._by_label("store_errors")
         """Hits that a store gave no answer for, by reason."""
         self._uncounted_taken: Counter[str] = Counter()
         """Of `uncounted_so_far` what was taken away."""
-        self.overloaded: Counter[str] = Counter()
+        self.overloaded = self._by_label("overloaded")
         """Calls that there was no time to count: `denied` (the caller is known to be over) or
         `refused`."""
-        self.local_cache: Counter[str] = Counter()
+        self.local_cache = self._by_label("local_cache")
         """Requests by what the local cache knew of them: `hit`, `miss`."""
         self.given_back = 0
         """Hits that one shard had counted when another denied their request."""
-        self.lost_give_backs: Counter[str] = Counter()
+        self.lost_give_backs = self._by_label("lost_give_backs")
         """Hits that were to be given back and may still be counted, by reason."""
-        self.evictions: Counter[str] = Counter()
+        self.evictions = self._by_label("evictions")
         """Counters put out of a full memory store: `expired`, `live`."""
         self.damaged = 0
         """Counters that started again from nothing, because their state was from the future."""
-        self.rule_loads: Counter[str] = Counter()
+        self.rule_loads = self._by_label("rule_loads")
         """Loads of the rules: `success`, `error` (a file or domain kept its last good version)."""
-        self.http_closed: Counter[str] = Counter()
+        self.http_closed = self._by_label("http_closed")
         """Connections of the HTTP port that were closed for their client: `slow`, `crowded`,
         `handshake` (it spoke no TLS)."""
-        self.worker_ends: Counter[str] = Counter()
+        self.worker_ends = self._by_label("worker_ends")
         """Workers that have ended: `died`, `hung`, `replaced`."""
-        self.restarts: Counter[str] = Counter()
+        self.restarts = self._by_label("restarts")
         """Rolling restarts: `success`, `error` (there was none, the old version serves on)."""
-        self.refused_connections: Counter[str] = Counter()
+        self.refused_connections = self._by_label("refused_connections")
         """gRPC connections that were not served: `handshake` (it failed, or took too long),
         `max_connections`, `max_connections_per_peer`, `no_files`."""
-        self.closed_connections: Counter[str] = Counter()
+        self.closed_connections = self._by_label("closed_connections")
         """gRPC connections that were ended for what their clients did: `flood_…` by what flooded,
         `memory`, `timeout`, `stuck`, `protocol`."""
-        self.paused_reads: Counter[str] = Counter()
+        self.paused_reads = self._by_label("paused_reads")
         """Pauses in which a gRPC client was not read from: `unhandled` (too much of it waited to be
         handled), `unread` (it did not take its answers)."""
-        self.tls_reloads: Counter[str] = Counter()
+        self.tls_reloads = self._by_label("tls_reloads")
         """Changed TLS files that were read again: `success`, `error` (the old ones' content stays
         in force)."""
-        self.decision_log: Counter[str] = Counter()
+        self.decision_log = self._by_label("decision_log")
         """Decisions that were written to the decision log, or dropped: `written`, `dropped_busy`
         (too many waited in the process that decides), `dropped_overload` (calls that it refused for
         lack of time), `dropped_unsent` (the supervisor did not take them), `dropped_slow` (the disk
         or reader is too slow, or the process that writes was killed), `dropped_error` (it takes
         none)."""
-        self.queued: Counter[str] = Counter()
+        self.queued = self._by_label("queued")
         """Denied requests for the queues of rules: `written`, `dropped_oldest` (written, then the
         queue was full and the oldest made room), `dropped_busy` (too many waited in the process
         that decides), `dropped_large` (the request has too many bytes), `dropped_error` (Redis was
@@ -252,6 +254,11 @@ class Stats:
         """Descriptors with a value that is grouped by its network, but is no address."""
         self.global_shadow_mode = 0
         """Requests over their limit that the global shadow mode let through."""
+
+    def _by_label(self, name: str) -> Counter[str]:
+        """New counts by the value of a label, which `take` and `add` know by this name."""
+        counts = self._labelled[name] = Counter[str]()
+        return counts
 
     def uncounted_so_far(self) -> Counter[str]:
         """Why this process did not count hits.
@@ -267,8 +274,7 @@ class Stats:
         for name in _NUMBERS:
             setattr(self, name, 0)
         labelled: dict[str, dict[str, int]] = {}
-        for name in _LABELLED:
-            counts: Counter[str] = getattr(self, name)
+        for name, counts in self._labelled.items():
             labelled[name] = dict(counts)
             counts.clear()
         return {"numbers": numbers, "labelled": labelled, "latency": self.latency.take()}
@@ -280,9 +286,8 @@ class Stats:
         """
         for name in taken["numbers"].keys() & _NUMBERS:
             setattr(self, name, getattr(self, name) + taken["numbers"][name])
-        for name in taken["labelled"].keys() & _LABELLED:
-            mine: Counter[str] = getattr(self, name)
-            mine.update(taken["labelled"][name])
+        for name in taken["labelled"].keys() & self._labelled.keys():
+            self._labelled[name].update(taken["labelled"][name])
         self.latency.add_taken(taken["latency"])
 
 
@@ -292,25 +297,4 @@ _NUMBERS: Final[tuple[str, ...]] = (
     "unknown_domains",
     "not_addresses",
     "global_shadow_mode",
-)
-_LABELLED: Final[tuple[str, ...]] = (
-    "decisions",
-    "refusals",
-    "policy_decisions",
-    "store_errors",
-    "overloaded",
-    "local_cache",
-    "lost_give_backs",
-    "evictions",
-    "rule_loads",
-    "http_closed",
-    "worker_ends",
-    "restarts",
-    "refused_connections",
-    "closed_connections",
-    "paused_reads",
-    "tls_reloads",
-    "decision_log",
-    "queued",
-    "override_decisions",
 )

@@ -25,34 +25,19 @@ from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
+from ratelimit_service.rules.reload_log import ReloadDifference, log_problems
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text.display import count, printable
 
-__all__ = ["Loaded", "ReloadDifference", "Rules"]
+__all__ = ["Loaded", "Rules"]
 
 log = logging.getLogger(__name__)
 
 _READ_SECONDS = 30.0
 _FILES = 100
 """Files that are looked at in a step: a management server may send thousands at a time."""
-
-_LINES = 10
-"""Problems that are logged in a step."""
-
-_MOST_LOGGED = 1_000
-"""Problems that the log tells of one load: a management server may send as many at any time."""
-
-
-class ReloadDifference(NamedTuple):
-    """How many rules have come, gone, and become others in meaning; and some of these in words."""
-
-    added: int
-    removed: int
-    changed: int
-    examples: tuple[str, ...]
-
 
 ReloadDifferenceOf = Callable[
     [Mapping[str, Domain], Mapping[str, Domain]], Awaitable[ReloadDifference]
@@ -309,7 +294,7 @@ class Rules:
         known = set(self._missing)
         if new := [problem for problem in missing if problem not in known]:
             self._stats.rule_loads["error"] += 1
-            yield from _log(new, strict=self._strict)
+            yield from log_problems(new, strict=self._strict)
         self._missing = tuple(missing)
 
     def _changed(self, versions: Sequence[Version]) -> Generator[None, None, bool]:
@@ -332,7 +317,7 @@ class Rules:
         if self._difference is not None:
             found = await self._difference(before, self.snapshot.domains)
             fields |= {"added": found.added, "removed": found.removed, "changed": found.changed}
-            told += _in_words(found)
+            told += found.in_words()
         if problems:
             told.append(count(problems, "problem"))
         fields["revision"] = revision
@@ -364,7 +349,7 @@ class Rules:
                 new += report.problems
         known_conflicts = set(self._conflicts)
         new += [each for each in built.conflicts if each not in known_conflicts]
-        yield from _log(new, strict=self._strict)
+        yield from log_problems(new, strict=self._strict)
         domains, sizes, unserved = yield from self._served(built)
         accepted = yield from self._now_accepted(built, files, domains)
         missing = tuple(each for each in self._missing if each.source.file not in built.let_go)
@@ -478,35 +463,3 @@ def _held(
     if known is not None and known.held is not None and known.held[0] in contradicting:
         return known.held
     return None
-
-
-def _log(problems: Sequence[Problem], *, strict: bool) -> Generator[None, None, None]:
-    """Says what is new of the problems; of very many only how many more there are."""
-    for number, problem in enumerate(problems[:_MOST_LOGGED], 1):
-        level = logging.ERROR if problem.fatal(strict=strict) else logging.WARNING
-        fields = {
-            "file": problem.source.file,
-            "line": problem.source.line,
-            "rule": problem.path,
-            "kind": problem.kind,
-        }
-        level = logging.INFO if problem.hint else level
-        log.log(level, "%s", problem, extra={"fields": fields})
-        if number % _LINES == 0:
-            yield
-    if len(problems) > _MOST_LOGGED:
-        log.warning("%d more problems in the rules", len(problems) - _MOST_LOGGED)
-
-
-def _in_words(found: ReloadDifference) -> list[str]:
-    """`1 added, 2 changed (api: user 5 → 20 per minute; …)`."""
-    told = []
-    if found.added:
-        told.append(f"{found.added} added")
-    if found.changed:
-        more = found.changed - len(found.examples)
-        examples = [*found.examples, f"and {more} more"] if more else found.examples
-        told.append(f"{found.changed} changed ({'; '.join(examples)})")
-    if found.removed:
-        told.append(f"{found.removed} removed")
-    return told or ["nothing changed in meaning"]

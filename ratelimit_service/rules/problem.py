@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ratelimit_service.algorithms import CALLED_ELSEWHERE
@@ -121,8 +122,6 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     meant = _ELSEWHERE.get(word.lower(), "")
     if meant in allowed:
         return meant
-    from difflib import get_close_matches  # noqa: PLC0415 -- no worker needs it
-
     known = {each.lower(): each for each in allowed}
     near = get_close_matches(word.lower(), known, n=1)
     return known[near[0]] if near else ""

@@ -412,8 +412,7 @@ class LevelBuilder:
 class Domain:
     """One domain's tree.
 
-    `overrides` tallies the limits that callers bring along, `unmatched` the descriptors that
-    no rule matches.
+    `overrides` tallies limits that callers bring along, `unmatched` descriptors that meet no rule.
     `shard_by` are the keys of the entries that place a counter in a shard, none for the domain
     alone; None for all of a descriptor's entries.
     """

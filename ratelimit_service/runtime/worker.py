@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_service import __version__
+from ratelimit_service.decision_log.feed import DecisionFeed
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.eventloop.slices import pause, stand_in_line, stepwise
 from ratelimit_service.grpc.h2 import H2Server
@@ -44,6 +45,7 @@ from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import CallOrigin, Refusal, Service
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
+from ratelimit_service.telemetry.spans import Spans
 
 if TYPE_CHECKING:
     from ratelimit_service.grpc.grpcio import GrpcioServer
@@ -151,17 +153,11 @@ class _Worker:
             )
             self._deciding = here
             if settings.otel_traces:
-                # Imported only here: who sends no spans should not have it in memory.
-                from ratelimit_service.telemetry.spans import Spans  # noqa: PLC0415
-
                 send = partial(self._channel.send, MessageKind.SPANS)
                 spans = Spans(settings, send, here.shard_of)
                 here.service.telling.tracer = spans
                 stack.callback(spans.flush)
             if settings.decision_log:
-                # Imported only here: who writes no log should not have it in memory.
-                from ratelimit_service.decision_log.queue import DecisionQueue  # noqa: PLC0415
-
                 queue = DecisionQueue(settings, self._stats, self._send_decisions, here.shard_of)
                 here.service.telling.add(queue)
                 self._flush_decisions = queue.flush

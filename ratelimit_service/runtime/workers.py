@@ -13,7 +13,7 @@ import json
 import logging
 import pickle
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 
@@ -24,10 +24,9 @@ from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.net.accepting import Guests
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Taken
-from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
-from ratelimit_service.rules.tree import Domain
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
+from ratelimit_service.runtime.rule_messages import RuleMessages, TypedMessage
 from ratelimit_service.runtime.sole_worker import keeps_counters, why_one_worker
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.runtime.workers_asked import AskedWorkers
@@ -50,10 +49,6 @@ _DOUBTED_BEATS = 2
 _START_SECONDS = 60.0
 _YOUNG_SECONDS = 3.0
 """A worker that dies younger than this is started again with a pause."""
-
-_MOST_CHANGES = 2
-"""Rules and their changes are kept for new workers. Once these are so many times as large as the
-rules alone, all rules are sent again."""
 
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
@@ -117,12 +112,7 @@ class Workers(AskedWorkers):
         self._other_version = other_version
         self._tls = tls
         self._spans = spans
-        self._rules: list[tuple[MessageKind, bytes]] = []
-        """The messages that tell a new worker the rules of now: all, and then what has changed."""
-        self._told: Mapping[str, Domain] = {}
-        """The rules that workers have when they have taken these messages."""
-        self._whole_bytes = 0
-        """How much of the messages are all rules, before any change."""
+        self._rules = RuleMessages()
         self._failures: dict[int, int] = {}
         """For each number how often in a row its worker died young."""
         self._overall = WorkersHealth(health, count)
@@ -255,28 +245,8 @@ class Workers(AskedWorkers):
         return False
 
     async def tell_rules(self) -> None:
-        """Sends the rules of now to all workers, also to those that start later.
-
-        Usually only changes are sent. Now and then all rules are, so that workers that start later
-        do not have more and more changes to take.
-        """
-        snapshot = self._book.snapshot
-        size = sum(len(part) for _, part in self._rules)
-        whole = not self._rules or size > _MOST_CHANGES * self._whole_bytes
-        rules = []
-        for part in packed(snapshot.domains.values(), {} if whole else self._told):
-            rules.append((MessageKind.RULES, part))
-            await asyncio.sleep(0)
-        end = {"unserved": sorted(snapshot.unserved), "emptied": snapshot.emptied}
-        rules.append((MessageKind.RULES_END, json.dumps(end).encode()))
-        if self._rules:
-            kind, former = self._rules[-1]
-            self._rules[-1] = kind, json.dumps({**json.loads(former), "passed": True}).encode()
-        if whole:
-            self._rules = []
-            self._whole_bytes = sum(len(part) for _, part in rules)
-        self._rules += rules
-        self._told = snapshot.domains
+        """Sends the rules of now to all workers, also to those that start later."""
+        rules = await self._rules.add(self._book.snapshot)
         for worker in self._all:
             if worker.version == __version__:
                 self._tell_rules_to(worker, rules)
@@ -474,11 +444,9 @@ class Workers(AskedWorkers):
             return
         worker.send(MessageKind.TLS, pickle.dumps(self._tls))
         worker.send(MessageKind.SETTINGS, pickle.dumps((worker.number, self._settings)))
-        self._tell_rules_to(worker, self._rules)
+        self._tell_rules_to(worker, self._rules.messages)
 
-    def _tell_rules_to(
-        self, worker: WorkerProcess, rules: Sequence[tuple[MessageKind, bytes]]
-    ) -> None:
+    def _tell_rules_to(self, worker: WorkerProcess, rules: Sequence[TypedMessage]) -> None:
         for kind, payload in rules:
             worker.send(kind, payload)
 

@@ -61,6 +61,17 @@ _PROCESS = Group("Processes and log")
 _OVER_XDS = "xds://"
 
 
+def _certificate(group: Group, port: str) -> str:
+    """What names the certificate of a port."""
+    text = f"A PEM file: the certificate of {port}, with its chain. Without it no TLS."
+    return group.setting("", FILE, text)
+
+
+def _key_of_certificate(group: Group) -> str:
+    """What names the key that belongs to the certificate before it."""
+    return group.setting("", FILE, "A PEM file: its key.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything `ratelimit serve` can be told. Durations are microseconds."""
@@ -96,7 +107,7 @@ class Settings:
         "", FILE, "A PEM file: the authorities that vouch for it; else those of the system."
     )
     xds_tls_cert: str = _XDS.setting("", FILE, "A PEM file: the certificate that it asks of us.")
-    xds_tls_key: str = _XDS.setting("", FILE, "A PEM file: its key.")
+    xds_tls_key: str = _key_of_certificate(_XDS)
     xds_tls_name: str = _XDS.setting(
         "", NAME, "What its certificate must be for, if not HOST: a DNS name or an IP address."
     )
@@ -243,12 +254,8 @@ class Settings:
         2_500, COUNT, "The most gRPC connections from one address; 0 is no bound. For h2."
     )
 
-    tls_cert: str = _TLS.setting(
-        "",
-        FILE,
-        "A PEM file: the certificate of the gRPC port, with its chain. Without it no TLS.",
-    )
-    tls_key: str = _TLS.setting("", FILE, "A PEM file: its key.")
+    tls_cert: str = _certificate(_TLS, "the gRPC port")
+    tls_key: str = _key_of_certificate(_TLS)
     tls_client_ca: str = _TLS.setting(
         "",
         FILE,
@@ -277,12 +284,8 @@ class Settings:
         False, SWITCH, "Take refunds over HTTP too: isNegativeHits in /json."
     )
 
-    http_tls_cert: str = _HTTP.setting(
-        "",
-        FILE,
-        "A PEM file: the certificate of the HTTP port, with its chain. Without it no TLS.",
-    )
-    http_tls_key: str = _HTTP.setting("", FILE, "A PEM file: its key.")
+    http_tls_cert: str = _certificate(_HTTP, "the HTTP port")
+    http_tls_key: str = _key_of_certificate(_HTTP)
 
     admin: str = _ADMIN.setting(
         DEFAULT_ADMIN,
@@ -304,12 +307,8 @@ class Settings:
         "A file with lines 'read TOKEN' and 'write TOKEN': who may ask. Without it only callers on "
         "this machine may.",
     )
-    admin_tls_cert: str = _ADMIN.setting(
-        "",
-        FILE,
-        "A PEM file: the certificate of the admin listener, with its chain. Without it no TLS.",
-    )
-    admin_tls_key: str = _ADMIN.setting("", FILE, "A PEM file: its key.")
+    admin_tls_cert: str = _certificate(_ADMIN, "the admin listener")
+    admin_tls_key: str = _key_of_certificate(_ADMIN)
     admin_tls_client_ca: str = _ADMIN.setting(
         "",
         FILE,

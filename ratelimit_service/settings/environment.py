@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.declared import Settings, settings
@@ -137,8 +138,6 @@ def remarks(environ: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:
-    from difflib import get_close_matches  # noqa: PLC0415 -- only at the start, not in workers
-
     known = set(_OTHERS)
     for each in settings():
         known |= {each.environment, each.default_environment}
@@ -155,8 +154,6 @@ def _unknown(environ: Mapping[str, str]) -> list[str]:
 
 
 def _unknown_of_theirs(environ: Mapping[str, str]) -> list[str]:
-    from difflib import get_close_matches  # noqa: PLC0415 -- only at the start, not in workers
-
     honoured = [each.name for each in REFERENCE if each.treatment is Treatment.HONOURED]
     unknown = []
     for name in sorted(environ):

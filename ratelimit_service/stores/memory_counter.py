@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.algorithms import fixed_window, sliding_window
+from ratelimit_service.algorithms import sliding_window
+from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.model import MAX_ADDEND, CounterSpec, State
 
-__all__ = ["MemoryCounter", "bulk_of"]
+__all__ = ["UNSETTLED", "MemoryCounter", "bulk_of"]
+
+UNSETTLED: Final = -(1 << 40)
+"""Further below 0 than hits of any request can be above a limit."""
 
 _BULK_BYTES: Final = 256
 """In a longer state each further piece of so many bytes counts as another counter."""
@@ -28,53 +32,82 @@ class MemoryCounter:
 
     Where it is compiled numbers lie in the object itself. So an integer is `number`, and a pair of
     counts (`CounterSpec.paired`) is the window's `number` with both of them in `pair`. Any other
-    state is `packed`. It has none if the store has dropped it, so that who holds it knows.
+    state is `packed`.
     """
 
     __slots__ = ("number", "packed", "pair", "spec")
 
-    def __init__(self, state: State | None, spec: CounterSpec) -> None:
+    def __init__(self, spec: CounterSpec) -> None:
         self.spec = spec
         self.number = -1
-        """Below 0 if the state is packed."""
-        self.pair = -1
-        """The count of now in the low bits, that of before above; below 0 if the state is none."""
+        """Below 0 if the state is packed, or none."""
+        self.pair = 0
+        """The count of now in the low bits, that of before above."""
         self.packed: bytes | None = None
-        self.set(state)
 
     def get(self) -> State | None:
-        """The state."""
+        """The state; none of a counter in which nothing has been counted."""
         if self.number < 0:
             return self.packed
-        if self.pair < 0:
-            return self.number
-        return sliding_window.packed(*self.get_pair())
-
-    def kept(self) -> bool:
-        """Whether it is in the store."""
-        return self.number >= 0 or self.packed is not None
+        if self.spec.paired:
+            before, count = self._counts()
+            return sliding_window.packed(self.number, before, count)
+        return self.number
 
     def set(self, state: State | None) -> None:
-        """Sets another state; none where the store drops it."""
+        """Sets another state."""
+        self.number, self.packed = -1, None
         if isinstance(state, int):
-            self.number, self.pair, self.packed = state, -1, None
+            self.number = state
             return
-        if state is not None and self.spec.paired:
-            number, before, count = sliding_window.unpacked(state)
-            if number >= 0:
-                self.packed = None
-                self.set_pair(number, before, count)
-                return
-        self.number, self.pair, self.packed = -1, -1, state
+        if self.spec.paired:
+            self.number, before, count = sliding_window.unpacked(state)
+            self.pair = before << _COUNT_BITS | count
+        if self.number < 0:
+            self.packed = state
 
-    def get_pair(self) -> tuple[int, int, int]:
-        """The window's number and the counts before and now of a state that is a pair."""
-        return self.number, self.pair >> _COUNT_BITS, self.pair & MAX_ADDEND
+    def charge(
+        self, now_us: int, addend: int, spec: CounterSpec, lease: bytes
+    ) -> tuple[int, int, int]:
+        """Counts hits that pass: how many remain, the reset, and how many it has counted.
 
-    def set_pair(self, number: int, before: int, count: int) -> None:
-        """Sets another state that is a pair of counts."""
-        self.number = number
-        self.pair = before << _COUNT_BITS | count
+        Whether they pass is what the spec's algorithm says. If they do not, nothing is changed, and
+        what remains is below 0: -1 stands for no hit that remains, -2 for one. It is `UNSETTLED` if
+        only `settle` tells.
+        """
+        counted = addend
+        if spec.adds and addend and self.packed is None:
+            number, remaining, reset_us = passing(
+                self.number, now_us, addend, spec.limit, spec.window_us
+            )
+            if remaining < 0:
+                return _over(remaining + addend, reset_us)
+            self.number = number
+        elif spec.paired and addend and self.packed is None:
+            before, count = self._counts()
+            number, before, count, remaining, reset_us = sliding_window.passing(
+                self.number, before, count, now_us, addend, spec
+            )
+            if remaining < 0:
+                return _over(remaining + addend, reset_us)
+            self.number = number
+            self.pair = before << _COUNT_BITS | count
+        else:
+            passed, state, remaining, reset_us, retry_us, counted, damaged = spec.algorithm.charge(
+                self.get(), now_us, addend, spec, False, lease
+            )
+            if damaged or not passed:
+                if spec.rate:
+                    self.spec = spec  # how much of a bucket is used depends on its rate
+                return _over(remaining, 0 if damaged else retry_us)
+            if counted:
+                self.set(state)
+        self.spec = spec
+        return remaining, reset_us, counted
+
+    def _counts(self) -> tuple[int, int]:
+        """Of a pair the counts before and now."""
+        return self.pair >> _COUNT_BITS, self.pair & MAX_ADDEND
 
     def matters(self, now_us: int) -> bool:
         """Whether it matters at that moment, whatever its rule may have become since."""
@@ -108,11 +141,16 @@ class MemoryCounter:
         spec = self.spec
         if self.number >= 0:
             if spec.adds:
-                return fixed_window.passing(self.number, now_us, 0, spec.limit, spec.window_us)[1]
-            if spec.paired and self.pair >= 0:
-                number, before, count = self.get_pair()
-                return sliding_window.passing(number, before, count, now_us, 0, spec)[3]
+                return passing(self.number, now_us, 0, spec.limit, spec.window_us)[1]
+            if spec.paired:
+                before, count = self._counts()
+                return sliding_window.passing(self.number, before, count, now_us, 0, spec)[3]
         return -1
+
+
+def _over(remaining: int, until_us: int) -> tuple[int, int, int]:
+    """What `charge` tells of hits that are over; with no time until when only `settle` knows."""
+    return -1 - max(0, remaining) if until_us else UNSETTLED, 0, 0
 
 
 def bulk_of(state: State | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from ratelimit_service.model import CounterSpec, State
+from ratelimit_service.model import State
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.memory_counter import MemoryCounter, bulk_of
@@ -74,20 +74,8 @@ class CounterTables:
         counter = self._table(key).get(key)
         return None if counter is None else counter.get()
 
-    def counter(self, key: bytes) -> MemoryCounter | None:
-        """The counter of a key, for `charge_alone`."""
-        return self._table(key).get(key)
-
     def _table(self, key: bytes) -> CounterTable:
         return self._tables[hash(key) & len(self._tables) - 1]
-
-    def _new(self, key: bytes, spec: CounterSpec, now: int) -> MemoryCounter:
-        """Adds a counter, of which the state is set next."""
-        table = self._table(key)
-        self._sweep(table, now)
-        counter = table[key] = MemoryCounter(None, spec)
-        self._size += 1
-        return counter
 
     def _evict(self, now: int, spared: Container[bytes]) -> bool:
         """Puts out one of a few old counters; False if all counters are to be spared."""
@@ -170,4 +158,3 @@ class CounterTables:
         """Notes that a counter is in no table any more."""
         self._size -= 1
         self._bulk -= bulk_of(counter.packed)
-        counter.set(None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
 
 from ratelimit_service.model import (
@@ -364,8 +365,6 @@ def decode_decision(body: bytes) -> Decision:
 
 
 def _metadata(message: Message) -> dict[str, object]:
-    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 -- only some answers
-
     found: dict[str, object] = MessageToDict(message)
     return found
 

@@ -232,7 +232,6 @@ def test_short_ways_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     counted(Planner, "plan_alone")
     counted(PlanTemplate, "plan")
     counted(MemoryStore, "_settle")
-    monkeypatch.setattr("ratelimit_service.stores.memory.passing", _counting_passing(taken))
     rules = f"domain: edge\ndescriptors:\n  - {{key: a, rate_limit: {LIMITS[0]}}}"
     asking = Asking(tmp_path, rules)
 
@@ -246,19 +245,8 @@ def test_short_ways_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "plan": 2,  # by the template, which the second of its kind is remembered for
         "plan_alone": 2,
         "plain_entries": 2,
-        "passing": 8,
         "_settle": 1,  # who is over is denied by the rule of passing
         "plain": 1,
         "encode_plain": 1,
         "tally_plain": 1,
     }
-
-
-def _counting_passing(taken: Counter[str]) -> Callable[..., object]:
-    from ratelimit_service.algorithms.fixed_window import passing  # noqa: PLC0415
-
-    def counting(*given: int) -> object:
-        taken["passing"] += 1
-        return passing(*given)
-
-    return counting

@@ -12,7 +12,7 @@ from ratelimit_service.containers.spread import SpreadTable
 from ratelimit_service.eventloop.slices import slowly, stepwise
 from ratelimit_service.rule_lab.comparison.changes import Detail
 from ratelimit_service.rule_lab.comparison.policies import PlacedRule, details
-from ratelimit_service.rules.load import ReloadDifference
+from ratelimit_service.rules.reload_log import ReloadDifference
 from ratelimit_service.rules.tree import Domain, ways
 
 __all__ = ["difference"]

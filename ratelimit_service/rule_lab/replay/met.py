@@ -12,7 +12,6 @@ from ratelimit_service.model import Hit, Mode, Request
 from ratelimit_service.rule_lab.replay.sketches import place_of
 from ratelimit_service.rule_lab.replay.use import Caller, RuleUse
 from ratelimit_service.rules.paths import path_text
-from ratelimit_service.stores.memory_counter import MemoryCounter
 
 __all__ = ["Met", "Prepared", "alone_of"]
 
@@ -24,17 +23,15 @@ class Met:
     """One descriptor of a request, and the use of the rule that it meets."""
 
     __slots__ = (
-        "_kin",
         "_name",
         "_name_place",
         "addend",
         "caller",
-        "counter",
         "enforced",
         "entries",
         "key",
+        "kin",
         "refund",
-        "spec",
         "start",
         "times",
         "use",
@@ -54,7 +51,8 @@ class Met:
         """
         hits = planned.hits
         self.use = use
-        self._kin = hits
+        self.kin = hits
+        """Its hits, but for the key of its own."""
         self.addend = planned.addend
         self.refund = planned.refund
         self.start = start
@@ -65,16 +63,13 @@ class Met:
         self.times: list[int] = []
         """When it came since its caller was last followed."""
         self.key = key or (hits[0].key if hits else self.name.encode("utf-8", "replace"))
-        self.spec = hits[0].spec if hits else None
-        self.counter: MemoryCounter | None = None
-        """That of its first hit, if it has been looked up."""
         self.caller = self._caller(self.key)
         """Who is looked at; None if it is not in the sample, or no more."""
 
     @property
     def hits(self) -> Sequence[Hit]:
         """What it is charged. Most requests are charged without these."""
-        kin = self._kin
+        kin = self.kin
         if not kin or kin[0].key == self.key:
             return kin
         return (kin[0]._replace(key=self.key),)
@@ -110,7 +105,7 @@ class Met:
             return
         caller.waiting = False
         if caller.followed:
-            self.use.follow(caller, self._kin, times)
+            self.use.follow(caller, self.kin, times)
         else:
             self.caller = None
 
@@ -139,7 +134,7 @@ class Prepared:
 def alone_of(prepared: Prepared) -> Met | None:
     """What a request meets if that is one hit, of a rule with one limit, and nothing else.
 
-    Then the store has a short way for it (`MemoryStore.charge_alone`).
+    Then no hits are made for it (`MemoryStore.charge_hit`).
     """
     if not len(prepared.hits) == len(prepared.met) == len(prepared.plans) == 1:
         return None

@@ -36,7 +36,6 @@ from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
-from ratelimit_service.stores.memory import UNSETTLED
 
 __all__ = ["MAX_COUNTERS", "Replay", "SideChanges", "Trace"]
 
@@ -157,7 +156,7 @@ class Trace:
     ) -> None:
         """Asks requests while the same rules hold; adds those that are denied.
 
-        Their places count from `start`. Nearly every request is one hit: it has a short way here.
+        Their places count from `start`. Nearly every request is one hit, and noted by a short way.
         """
         beside = self.beside is not None
         for place, asked in enumerate(requests):
@@ -165,30 +164,18 @@ class Trace:
             remembered = asked.beside if beside else asked.plan
             plan = remembered if isinstance(remembered, Met) else self._plan(asked, at_us)
             if isinstance(plan, Met):
-                remaining = self._charge(plan, at_us)
-                if remaining != UNSETTLED:
-                    if self._alone(plan, remaining, at_us):
-                        denied[start + place] = plan
-                    continue
-                plan = Prepared(asked.request, (), plan.hits, (plan,), False)
-            if not self._ask(plan, at_us):
+                if self._alone(plan, at_us):
+                    denied[start + place] = plan
+            elif not self._ask(plan, at_us):
                 denied[start + place] = self.deciding
 
-    def _charge(self, met: Met, at_us: int) -> int:
-        """Charges a request that is one hit and nothing else: what `MemoryStore` says of it."""
-        spec, counter = met.spec, met.counter
-        if spec is None:
-            return UNSETTLED
-        remaining = self._world.charge_alone(met.key, spec, met.addend, at_us, counter)
-        if remaining != UNSETTLED and (counter is None or not counter.kept()):
-            met.counter = self._world.counter(met.key)
-        return remaining
-
-    def _alone(self, met: Met, remaining: int, at_us: int) -> bool:
-        """Notes what came of such a request; tells whether it is denied."""
+    def _alone(self, met: Met, at_us: int) -> bool:
+        """Charges a request of one hit and notes what came of it; tells whether it is denied."""
         use, caller = met.use, met.caller
+        remaining = self._world.charge_alone(met.kin[0], met.key, at_us)
+        over = remaining < 0
         if use.brief:
-            if remaining >= 0 or not met.enforced:
+            if not over or not met.enforced:
                 return False
             return self._deny(use)
         if caller is not None:
@@ -198,11 +185,11 @@ class Trace:
         use.asked += 1
         use.hits += met.addend
         denied = False
-        if remaining >= 0:
-            use.timeline.add(at_us)
-        else:
+        if over:
             remaining = -1 - remaining
             denied = self._over(met, use, at_us)
+        else:
+            use.timeline.add(at_us)
         if remaining < use.least:
             use.reach(remaining, met.name, at_us)
         return denied

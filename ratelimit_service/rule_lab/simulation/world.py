@@ -19,7 +19,7 @@ from ratelimit_service.limiter import (
     answer,
     unasked,
 )
-from ratelimit_service.model import Code, CounterSpec, Decision, Entry, Hit, Request, Status
+from ratelimit_service.model import Code, Decision, Entry, Hit, Request, Status
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.moment import at_moment
@@ -28,7 +28,7 @@ from ratelimit_service.service.notes import note_unkept
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.memory_counter import MemoryCounter
+from ratelimit_service.stores.memory_counter import UNSETTLED
 
 __all__ = ["Decided", "World"]
 
@@ -113,15 +113,14 @@ class World:
         self._store.charge((hits,), self._take)
         return self._found.pop()
 
-    def charge_alone(
-        self, key: bytes, spec: CounterSpec, addend: int, at_us: int, held: MemoryCounter | None
-    ) -> int:
-        """As `charge` of a request that is one hit: what `MemoryStore` says of it."""
-        return self._store.charge_alone(key, spec, addend, at_us, held)
-
-    def counter(self, key: bytes) -> MemoryCounter | None:
-        """The counter of a key, for `charge_alone`."""
-        return self._store.counter(key)
+    def charge_alone(self, hit: Hit, key: bytes, at_us: int) -> int:
+        """As `charge` of this hit on another key: the hits that remain; -1 less those if over."""
+        remaining = self._store.charge_hit(key, hit.spec, hit.addend, b"", at_us)[0]
+        if remaining == UNSETTLED:
+            (outcome,) = self.charge((hit._replace(key=key),), at_us).outcomes
+            if outcome is not None:
+                remaining = -1 - outcome.remaining if outcome.over else outcome.remaining
+        return remaining
 
     def leased(self, plans: Sequence[Plan]) -> tuple[list[Hit], bytes]:
         """The hits of a request, those that take leases with an id, and that id."""

@@ -18,6 +18,7 @@ from ratelimit_service.rules.matchers.automaton import (
 )
 from ratelimit_service.rules.matchers.effort import EFFORT
 from ratelimit_service.rules.matchers.matcher import ONE_TEXT, Index, Matcher
+from ratelimit_service.rules.matchers.regex_values import guesses
 from ratelimit_service.rules.problem import quoted
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
@@ -226,8 +227,6 @@ class Regex(Matcher):
 
     def values(self, filler: str) -> Sequence[str]:
         """Some values that it takes, where `.*` stands for `filler`; none if they are not seen."""
-        from ratelimit_service.rules.matchers.regex_values import guesses  # noqa: PLC0415 -- not for workers
-
         return [each for each in guesses(self.text, filler) if self.matches(each)]
 
     def covers(self, other: Matcher) -> bool:

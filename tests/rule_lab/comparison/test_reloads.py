@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rule_lab.comparison import difference
 from ratelimit_service.rules.build import Version, build
-from ratelimit_service.rules.load import ReloadDifference
+from ratelimit_service.rules.reload_log import ReloadDifference
 from ratelimit_service.rules.tree import Domain
 
 
