@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import inspect
@@ -35,7 +34,7 @@ _TOOLS = _TOP / ".tools"
 _OPENS = re.compile(
     r"(socket|subprocess|multiprocessing|grpc|tests\.servers"
     r"|ratelimit_service\.(http|grpc\.grpcio|grpc\.h2\.server|net\.listening|rules\.(child|watch)"
-    r"|decision_log\.scribe|runtime\.worker_process|stores\.redis\.store))(\.|$)"
+    r"|decision_log\.process|runtime\.worker_process|stores\.redis\.store))(\.|$)"
 )
 """Where sockets and processes come from. What names it is no unit test."""
 _OPENING = {"reload", "start_server", "open_connection"}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from ratelimit_service import __version__
 from ratelimit_service.cli.github import annotation
@@ -22,15 +23,16 @@ _WIDTH = 100
 
 
 def _text(found: Linted) -> Iterator[str]:
-    for problem in found.problems:
-        yield str(problem)
-        yield from _excerpt(problem, found)
+    for name, problems in groupby(found.problems, lambda problem: problem.source.file):
+        lines = found.lines(name)  # once, not for each problem: a file may have thousands
+        for problem in problems:
+            yield str(problem)
+            yield from _excerpt(problem, lines)
 
 
-def _excerpt(problem: Problem, found: Linted) -> Iterator[str]:
+def _excerpt(problem: Problem, lines: Sequence[str]) -> Iterator[str]:
     """The line of the file, and a caret below the place."""
     _, line, column = problem.source
-    lines = found.lines(problem.source.file)
     if not line or line > len(lines):
         return
     shown = lines[line - 1].replace("\t", " ")

@@ -40,6 +40,8 @@ def client_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
     Without `ca` the system's authorities are trusted; without `key` it is in the file of `cert`.
     Raises OSError or ValueError for files that cannot be used.
     """
+    if key and not cert:
+        raise ValueError("a key needs its certificate")
     if ca:
         with _as_file(read_whole(ca)) as path:
             context = ssl.create_default_context(cafile=path)

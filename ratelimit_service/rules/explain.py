@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 
 from ratelimit_service.model import Descriptor, Entry, Limit
 from ratelimit_service.rules.match import Match, find, match
@@ -16,6 +16,15 @@ from ratelimit_service.rules.texts import limit_text, moment_text
 from ratelimit_service.rules.tree import Domain, Level, Node, Rule, Snapshot
 
 __all__ = ["EntryStep", "Explanation", "PassedOver", "explain"]
+
+_MOST_COMPARED = 50
+"""Domains of which one may have been meant: to compare so many takes two milliseconds."""
+
+_OTHER_LENGTH = 2
+"""By how many characters a domain that was meant may be longer or shorter."""
+
+_MOST_NAMED = 20
+"""So many domains are named where another was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +86,12 @@ def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Exp
             why = f"domain {domain_name!r} is not served: its rules have errors"
         else:
             known = sorted(snapshot.domains)
-            hint = did_you_mean(domain_name, known)
-            why = f"no rule: there is no domain {domain_name!r}, only {', '.join(known)}{hint}"
+            size = len(domain_name)
+            like = (each for each in known if abs(len(each) - size) <= _OTHER_LENGTH)
+            hint = did_you_mean(domain_name, list(islice(like, _MOST_COMPARED)))
+            more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+            only = ", ".join(known[:_MOST_NAMED]) + more
+            why = f"no rule: there is no domain {domain_name!r}, only {only}{hint}"
         return Explanation((), Match(None), why)
     minute = snapshot.minute
     steps = tuple(_steps(domain.root, descriptor, minute))

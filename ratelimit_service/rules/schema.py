@@ -36,7 +36,7 @@ from ratelimit_service.rules.language import (
 from ratelimit_service.rules.limits import limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
-from ratelimit_service.rules.problem import MAX_TEXT, Problem, quoted
+from ratelimit_service.rules.problem import MAX_TEXT, Problem, origin, quoted
 from ratelimit_service.rules.reader import Reader, Unreadable
 from ratelimit_service.rules.schedule import read_valid_until
 from ratelimit_service.rules.tree import Level, Node, Rule
@@ -128,6 +128,8 @@ def compiled(
         shard_by = _shard_by(root)
         if not reader.problems:  # what is wrong comes first
             _advise_on_no_rules(root)
+        if unmade := origin(domain):
+            root.advise("literal_value", f"domain is compared as text{unmade}", key="domain")
         nodes = _Language(domain, tallies, read_answer(root), reader.problems).descriptors(root)
     except Unreadable:
         domain, nodes = guessed_domain, ()

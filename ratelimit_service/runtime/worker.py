@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_service import __version__
-from ratelimit_service.decision_log.feed import DecisionFeed
+from ratelimit_service.decision_log.queue import DecisionQueue
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.eventloop.slices import pause, stand_in_line, stepwise
 from ratelimit_service.grpc.h2 import H2Server

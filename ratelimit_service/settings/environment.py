@@ -41,6 +41,9 @@ _SERVICE_LINKS = re.compile(
 )
 """What Kubernetes says of Services whose names begin with `ratelimit`."""
 
+_OF_A_STORE = re.compile("REDIS|STORE")
+"""Such a name below `RATELIMIT_` asks for a store, though no setting has it."""
+
 _NEAR = 0.75
 """How alike a name must be to be a misspelling of another, from 0 to 1."""
 
@@ -114,6 +117,7 @@ def refuse_incomplete(environ: Mapping[str, str], given: Settings, *, store_name
         for variable, name, value in set_in(environ)
         if (name == "BACKEND_TYPE" or variable.name.startswith("REDIS_")) and not _is_off(value)
     ]
+    asking += [name for name in _strange(environ) if environ[name] and _OF_A_STORE.search(name)]
     if asking:
         raise SettingsError(
             f"{', '.join(asking)} set, but not REDIS_URL, so each process would count for itself "
@@ -138,19 +142,30 @@ def remarks(environ: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:
-    known = set(_OTHERS)
-    for each in settings():
-        known |= {each.environment, each.default_environment}
-    unknown = []
-    for name in sorted(environ):
-        if not name.startswith(_OURS) or name in known or _SERVICE_LINKS.fullmatch(name):
-            continue
-        short = {each.removeprefix(_OURS): each for each in known}
+    short = {each.removeprefix(_OURS): each for each in _known()}
+    unknown = _strange(environ)
+    for name in unknown:
         near = get_close_matches(name.removeprefix(_OURS), short, n=1, cutoff=_NEAR)
         if near:
             raise SettingsError(f"{name} is no name of a setting: did you mean {short[near[0]]}?")
-        unknown.append(name)
     return unknown + _unknown_of_theirs(environ)
+
+
+def _known() -> set[str]:
+    """The names below `RATELIMIT_` that mean something."""
+    return {
+        name for each in settings() for name in (each.environment, each.default_environment)
+    } | {*_OTHERS}
+
+
+def _strange(environ: Mapping[str, str]) -> list[str]:
+    """The names below `RATELIMIT_` that mean nothing, and that Kubernetes has not set."""
+    known = _known()
+    return [
+        name
+        for name in sorted(environ)
+        if name.startswith(_OURS) and name not in known and not _SERVICE_LINKS.fullmatch(name)
+    ]
 
 
 def _unknown_of_theirs(environ: Mapping[str, str]) -> list[str]:

@@ -28,6 +28,8 @@ def rules(tmp_path: Path) -> str:
         ({**TCP, "REDIS_AUTH": "x"}, "REDIS_SOCKET_TYPE, REDIS_AUTH set, but not REDIS_URL"),
         ({"REDIS_POOL_SIZE": "10"}, "REDIS_POOL_SIZE set, but not REDIS_URL"),
         ({"BACKEND_TYPE": "redis"}, "BACKEND_TYPE set, but not REDIS_URL"),
+        ({"RATELIMIT_REDIS_URL": "r:1"}, "RATELIMIT_REDIS_URL set, but not REDIS_URL"),
+        ({"RATELIMIT_STORE_URL": "r:1"}, "RATELIMIT_STORE_URL set, but not REDIS_URL"),
         ({"REDIS_URL": ""}, "REDIS_URL is empty"),
         ({"REDIS_URL": " "}, "REDIS_URL is empty"),
         ({"RATELIMIT_STORE": ""}, "RATELIMIT_STORE is empty"),
@@ -52,7 +54,10 @@ def rules(tmp_path: Path) -> str:
         ({"RATELIMIT_STORE": "'redis://r:1'"}, "it stands in quotes"),
         ({**TCP, "REDIS_URL": "redis+cluster://r:1"}, "REDIS_URL has a scheme that is neither"),
         ({**TCP, "REDIS_URL": "r:x"}, "REDIS_URL: the store URL cannot be read"),
-        ({"RATELIMIT_STORE": "redis://r:x"}, "RATELIMIT_STORE: the store URL cannot be read"),
+        (
+            {"RATELIMIT_STORE": "redis://r:x"},
+            "RATELIMIT_STORE: the store URL cannot be read: a port is no number",
+        ),
         ({"REDIS_SOCKET_TYPE": "udp", "REDIS_URL": "r:1"}, "REDIS_SOCKET_TYPE=udp is unknown"),
         (
             {"REDIS_TLS": "true", "REDIS_URL": "/run/redis.sock"},

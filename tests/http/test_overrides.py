@@ -361,7 +361,7 @@ async def test_what_an_override_may_have_meant(operator: Operator, start_site: S
     """One that takes nobody names a domain like its own, or the order of keys that has a limit."""
     said = await operator.types("ban", "egde", "user=bob")
     assert "it holds until it is removed" in said.err
-    assert "did you mean the domain 'edge'?" in said.err
+    assert "there is no domain 'egde', only edge; did you mean 'edge'?" in said.err
 
     rules = """
 domain: edge

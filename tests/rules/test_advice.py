@@ -415,6 +415,16 @@ def test_values_that_nobody_has_written(value: str) -> None:
     assert [kind for _, kind in hints(text)] == ["literal_value"]
 
 
+@pytest.mark.parametrize("domain", ["'{{ .Values.domain }}'", "${DOMAIN}", "\u201cedge\u201d"])
+def test_a_domain_that_nobody_has_written(domain: str) -> None:
+    """A domain that a tool should have replaced, or has made, is asked for by nobody."""
+    text = f"domain: {domain}\ndescriptors: [{{key: a, {LIMIT}}}]\n"
+
+    found = lint_text("a.yaml", text.encode())
+
+    assert [(each.kind, each.hint) for each in found.problems] == [("literal_value", True)]
+
+
 def test_values_without_a_fallback() -> None:
     """Where several values of a key have limits and others none, that may be forgotten."""
     values = [f"- {{key: plan, value: {each}, {LIMIT}}}\n" for each in ("free", "basic")]

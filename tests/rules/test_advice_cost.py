@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_service.rules.lint import lint_text
+from ratelimit_service.cli.problems import FORMATS
+from ratelimit_service.rules.lint import Linted, lint_text
 from tests.grpc.counted_work import work_of
 
 LIMIT = "rate_limit: {unit: day, requests_per_unit: 100}"
@@ -22,3 +23,26 @@ def test_more_rules(form: str) -> None:
     lint(10)
 
     assert work_of(lambda: lint(1_600)) < 2.6 * work_of(lambda: lint(800))
+
+
+class Read(dict[str, bytes]):
+    """Files of which each look is counted."""
+
+    looks = 0
+
+    def get(self, key: str, default: bytes | None = None) -> bytes | None:  # type: ignore[override]
+        self.looks += 1
+        return super().get(key, default)
+
+
+def test_many_problems_of_one_file() -> None:
+    """A file is taken apart once, and not for each line that is shown of it."""
+    rules = "\n".join([f"- {{key: k, value: '*{number}*', {LIMIT}}}" for number in range(100)])
+    text = f"domain: edge\ndescriptors:\n{rules}\n".encode()
+    found = lint_text("rules.yaml", text)
+    files = Read({"rules.yaml": text})
+
+    shown = list(FORMATS["text"](Linted(found.problems, files)))
+
+    assert (len(found.problems), len(shown)) == (90, 270)
+    assert files.looks == 1

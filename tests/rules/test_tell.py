@@ -129,6 +129,20 @@ def test_explain_unknown_domain(snapshot: Snapshot) -> None:
     assert str(unserved) == "domain 'bad' is not served: its rules have errors"
 
 
+def test_explain_names_some_of_many_domains(snapshot: Snapshot) -> None:
+    """Of many domains some are named, and one that is alike is found among those as long."""
+    domains = {f"tenant-{number:05}": snapshot.domains["edge"] for number in range(10_000)}
+
+    told = str(
+        explain(
+            Snapshot(1, {**domains, "edge": domains["tenant-00000"]}), "edgy", descriptor("a=b")
+        )
+    )
+
+    assert told.endswith("tenant-00018 and 9981 more; did you mean 'edge'?")
+    assert len(told) < 500
+
+
 def test_explain_without_rules() -> None:
     """If no file could be read, that is why there is no rule."""
     explanation = explain(Snapshot(1, {}), "edge", descriptor("a=b"))

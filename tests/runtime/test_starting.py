@@ -29,7 +29,7 @@ from tests.servers.service import COMMAND
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--store", "redis://h:x/0"], "the store URL cannot be read: allowed are redis://"),
+        (["--store", "redis://h:x/0"], "the store URL cannot be read: a port is no number"),
         (["--store", "memroy"], "store scheme 'memroy' is unknown: allowed are memory, redis://"),
         (["--store", "file:///nowhere"], "/nowhere"),
         (["--store", REDIS, "--second-store", "redis://h:x"], "the store URL cannot be read"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Iterator
@@ -62,17 +63,31 @@ def _url_with_rights(server: RedisServer, *rights: str) -> str:
     return server.url.replace("redis://", "redis://limits:secret@")
 
 
-async def _remaining(fixture: Fixture, users: int) -> list[int | None]:
-    """What remains of a counter that all share, after each of so many calls at once.
+async def _remaining(fixture: Fixture, users: int, call: int = 0) -> list[int | None]:
+    """What remains of a counter that all share, after each of so many requests at once.
 
-    Each call also has a counter of its own, with a limit of one. None is a hit without an answer.
+    Each also has a counter of its own, with a limit of one. None is a hit without an answer.
     """
     shared = hit(limit=1_000, key="all", window_us=YEAR)
     requests = [
-        [shared, hit(limit=1, key=f"user {number}", window_us=YEAR)] for number in range(users)
+        [shared, hit(limit=1, key=f"user {call} {number}", window_us=YEAR)]
+        for number in range(users)
     ]
     outcomes = await charged(fixture.store, requests)
     return [first and first.remaining for first, _ in outcomes]
+
+
+async def _left(fixture: Fixture, expected: int) -> int | None:
+    """What is left of the counter that all share, once that is so or patience is over."""
+    peek = hit(0, limit=1_000, key="all", window_us=YEAR)
+    left = None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while left != expected:
+                ((outcome,),) = await charged(fixture.store, [[peek]])
+                left = outcome and outcome.remaining
+                await asyncio.sleep(0.01)
+    return left
 
 
 @pytest.mark.parametrize("query", ["", "?slots=yes"])
@@ -104,15 +119,63 @@ async def test_a_ring_of_servers_that_enforce_slots(
     await fixture.store.close()
 
 
-async def test_slots_are_learned_from_a_refusal(slots_redis: RedisServer) -> None:
-    """Where the server cannot be asked, the first refusal says so, and the connection stays."""
+@pytest.mark.parametrize("calls", [1, 300])
+async def test_the_first_refusal_of_slots_decides_nothing(
+    slots_redis: RedisServer, calls: int
+) -> None:
+    """Where the server cannot be asked, all that it refuses at first is sent again, by slot."""
     fixture = Fixture(_url_with_rights(slots_redis, "-eval"))
     await started(fixture.store)
-    assert None in await _remaining(fixture, 40)
 
-    remaining = await _remaining(fixture, 40)
+    each = 300 // calls
+    found = await asyncio.gather(*[_remaining(fixture, each, call) for call in range(calls)])
 
-    assert sorted(each for each in remaining if each is not None) == list(range(960, 1_000))
+    remaining = [left for some in found for left in some if left is not None]
+    assert sorted(remaining) == list(range(700, 1_000))
+    assert not fixture.stats.store_errors.total()
+    assert not fixture.health.faults
+    await fixture.store.close()
+
+
+async def test_a_ring_whose_servers_begin_to_refuse(
+    slots_redis: RedisServer, other_slots_redis: RedisServer
+) -> None:
+    """Pieces of requests that lie in several shards are divided once more, each by slot."""
+    members = ",".join(
+        _url_with_rights(each, "-eval").partition("@")[2].partition("/")[0]
+        for each in (slots_redis, other_slots_redis)
+    )
+    fixture = Fixture(f"redis+ring://limits:secret@{members}")
+    await started(fixture.store)
+
+    requests = [
+        [hit(limit=1_000, key=key, window_us=YEAR) for key in ("all", "b", "c", f"user {number}")]
+        for number in range(100)
+    ]
+    found = await asyncio.gather(*[charged(fixture.store, [request]) for request in requests])
+
+    remaining = [[outcome and outcome.remaining for outcome in one] for ((one),) in found]
+    assert [sorted(map(str, column)) for column in zip(*remaining, strict=True)] == [
+        *[sorted(map(str, range(900, 1_000)))] * 3,
+        ["999"] * 100,
+    ]
+    assert not fixture.stats.store_errors.total()
+    await fixture.store.close()
+
+
+async def test_what_is_denied_at_the_first_refusal_is_free(slots_redis: RedisServer) -> None:
+    """A denied request of the very first calls counts nothing, in whatever slots its hits lie."""
+    fixture = Fixture(_url_with_rights(slots_redis, "-eval"))
+    await started(fixture.store)
+    requests = [
+        [hit(limit=1_000, key="all", window_us=YEAR), hit(limit=1, key=f"{number % 10}")]
+        for number in range(100)
+    ]
+
+    found = await asyncio.gather(*[charged(fixture.store, [request]) for request in requests])
+
+    assert sum([not any(outcome and outcome.over for outcome in one) for (one,) in found]) == 10
+    assert await _left(fixture, 990) == 990
     await fixture.store.close()
 
 
@@ -139,18 +202,11 @@ async def test_denied_requests_are_free_across_slots(slots_redis: RedisServer) -
     """A request that is denied in one slot gives back what it was charged in another."""
     fixture = Fixture(slots_redis.url)
     await started(fixture.store)
-    peek = hit(0, limit=1_000, key="all", window_us=YEAR)
     await _remaining(fixture, 40)
     assert None not in await _remaining(fixture, 40)
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while (left := await charged(fixture.store, [[peek]])) and left[0][0] is not None:
-            if left[0][0].remaining == 960:
-                break
-            await asyncio.sleep(0.01)
-
+    assert await _left(fixture, 960) == 960
     await fixture.store.close()
-    assert [outcome and outcome.remaining for (outcome,) in left] == [960]
 
 
 async def test_slots_are_told_once(

@@ -291,6 +291,27 @@ async def test_a_sick_server_is_left_alone(own_redis: RedisServer) -> None:
     await fixture.store.close()
 
 
+async def test_a_server_that_is_sick_by_turns_is_told_of_once(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has one warning that the server is sick, however often it is within a minute."""
+    fixture = Fixture(own_redis.url, timeout_us=20_000)
+    await started(fixture.store)
+    (shard,) = fixture.store.shards
+
+    for _ in range(3):
+        own_redis.stop()
+        while shard.available:
+            await fixture.hit()
+        own_redis.cont()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not shard.available:
+                await asyncio.sleep(0.01)
+
+    assert sum(["is sick" in each.getMessage() for each in caplog.records]) == 1
+    await fixture.store.close()
+
+
 async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: RedisServer) -> None:
     """A process that was held up for longer than the timeout still finds the answers."""
     fixture = Fixture(own_redis.url, timeout_us=500_000)

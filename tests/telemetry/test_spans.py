@@ -233,6 +233,6 @@ async def test_collector_away_costs_nothing(caplog: pytest.LogCaptureFixture) ->
     otlp.send_spans(b"[{}]")
 
     assert "is lost" in caplog.text
-    async with otlp.running() as process:
+    async with otlp.running():
         pass
     assert descendants(os.getpid()) == before

@@ -45,7 +45,6 @@ from ratelimit_service.model.override import FORMAT
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import may_meet
 from ratelimit_service.rules.moment import at_moment
-from ratelimit_service.rules.problem import nearest
 from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.changing import audit_line, change
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
@@ -62,12 +61,6 @@ _MOST_AUDITED: Final = 1_000
 _AUDITED_AT_ONCE: Final = 50
 _MOST_LOOKED_AT: Final = 1_000
 _MOST_NAMED: Final = 5
-_MOST_COMPARED: Final = 50
-"""Domains of which one may have been meant: to compare so many takes two milliseconds."""
-
-_OTHER_LENGTH: Final = 2
-"""By how many characters a domain that was meant may be longer or shorter."""
-
 _MOST_REORDERED: Final = 4
 """Entries of which every order is tried: 24 then."""
 
@@ -207,13 +200,7 @@ def _unlimited(deciding: Deciding, override: Override) -> str:
 
 
 def _meant(deciding: Deciding, override: Override) -> str:
-    """Which domain or which order of keys was meant, if one like it is there; else nothing."""
-    domains = deciding.snapshot().domains
-    if override.domain not in domains:
-        size = len(override.domain)
-        like = (each for each in domains if abs(len(each) - size) <= _OTHER_LENGTH)
-        near = nearest(override.domain, list(islice(like, _MOST_COMPARED)))
-        return f"; did you mean the domain {near!r}?" if near else ""
+    """Which order of keys was meant, if one has a limit; else nothing."""
     if not override.exact or len(override.entries) > _MOST_REORDERED:
         return ""
     for entries in islice(permutations(override.entries), 1, None):

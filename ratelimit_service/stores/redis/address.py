@@ -10,7 +10,7 @@ import re
 import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ratelimit_service.errors import SettingsError, StoreError
 from ratelimit_service.files.whole_file import read_whole
@@ -36,6 +36,7 @@ SCHEMES = (
 )
 _ALLOWED = f"allowed are memory, {SCHEMES}, and file:SHARDS.yaml"
 _SCHEME = re.compile(r"[A-Za-z0-9+.-]*")
+_DATABASE = re.compile(r"[0-9]{1,9}")
 _PORT = 6379
 _SENTINEL_PORT = 26379
 _LOGIN = ("username", "password", "password_file")
@@ -176,31 +177,40 @@ def parse_store(url: str) -> Ring | Cluster:
         raise SettingsError(f"store scheme {scheme!r} is unknown: {_ALLOWED}")
     try:
         return _READERS[scheme](_Read(url))
-    except ValueError as error:
-        # The library's text may quote the URL, and with it a password.
+    except _UnreadableError as error:
         raise SettingsError(
-            f"the store URL cannot be read: allowed are {SCHEMES}; port and database are numbers, "
-            "and a mark in a password is written as %XX: ? as %3F, # as %23, @ as %40, / as %2F"
+            f"the store URL cannot be read: {error}: allowed are {SCHEMES}; "
+            "a mark in a password is written as %XX: ? as %3F, # as %23, @ as %40, / as %2F"
         ) from error
     except StoreError as error:
         raise SettingsError(str(error)) from error
 
 
+class _UnreadableError(Exception):
+    """What is wrong with a URL. It quotes none of it: any part may be that of a password."""
+
+
 class _Read:
-    """A URL in its parts. Raises ValueError if it is not one."""
+    """A URL in its parts. Raises _UnreadableError if it is not one."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        parts = _split(url)
         if parts.fragment:  # most likely the rest of a password
-            raise ValueError(parts.scheme)
+            raise _UnreadableError("it has a #")
         self.scheme = parts.scheme
         login, _, self.hosts = parts.netloc.rpartition("@")
         self.path = unquote(parts.path)
-        self.options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        try:
+            self.options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        except ValueError as error:
+            before = "@" in parts.query
+            raise _UnreadableError(
+                "it has a ? before an @" if before else "an option is not NAME=VALUE"
+            ) from error
         port = self.hosts.rpartition(":")[2]
         no_port = ":" in self.hosts and not login and not port.removesuffix("]").isdecimal()
         if any("@" in name for name in self.options) or ("@" in parts.query and no_port):
-            raise ValueError(self.scheme)  # a password with a ? in it
+            raise _UnreadableError("it has a ? before an @")  # that is, in a password
         username, _, password = map(unquote, login.partition(":"))
         if username:
             self.options.setdefault("username", username)
@@ -219,8 +229,7 @@ class _Read:
 
     def database(self) -> int:
         """The database: from the path, or from the option if the path says something else."""
-        text = self.options.get("db") or self.path.strip("/")
-        return int(text) if text else 0
+        return _database(self.options.get("db") or self.path.strip("/"))
 
     def login(self, prefix: str = "") -> Login:
         return Login(*(self.options.get(prefix + name, "") for name in _LOGIN))
@@ -248,7 +257,9 @@ def _single(read: _Read) -> Ring:
         for name in _TLS:
             if name in read.options:
                 raise SettingsError(f"store URL option {name!r} needs rediss://")
-    ((host, port),) = read.endpoints(_PORT)
+    (host, port), *others = read.endpoints(_PORT)
+    if others:
+        raise _UnreadableError("it names several servers, as a ring or a cluster has")
     slots = _SLOTS in read.options
     address = Address(host, port, "", read.database(), read.login(), read.tls(), slots)
     return Ring((Member(f"{host}:{port}", address),))
@@ -257,8 +268,8 @@ def _single(read: _Read) -> Ring:
 def _unix(read: _Read) -> Ring:
     read.check(("db",), _LOGIN)
     if not read.path:
-        raise ValueError(read.scheme)
-    database = int(read.options.get("db", 0))
+        raise _UnreadableError("it names no path")
+    database = _database(read.options.get("db", ""))
     return Ring((Member(read.path, Address(path=read.path, db=database, login=read.login())),))
 
 
@@ -293,14 +304,17 @@ def _cluster(read: _Read) -> Cluster:
 def _sentinel(read: _Read) -> Ring:
     read.check(("db",), _LOGIN, _TLS, _SENTINEL)
     name = read.path.strip("/")
-    if not read.hosts or not name:
-        raise ValueError(read.scheme)
+    if not name:
+        raise _UnreadableError("its last part, the name of the master, is missing")
+    if not read.hosts:
+        raise _UnreadableError("it names no Sentinel")
     if re.search(r":\d+$", name):
         raise SettingsError(
             "the last part of the store URL is the name of the master, not an address: write "
             "redis+sentinel://HOST:PORT,HOST:PORT/NAME"
         )
-    master = Address(db=int(read.options.get("db", 0)), login=read.login(), tls=read.tls())
+    database = _database(read.options.get("db", ""))
+    master = Address(db=database, login=read.login(), tls=read.tls())
     sentinels = Sentinels(read.endpoints(_SENTINEL_PORT), name, master, read.login("sentinel_"))
     return Ring((Member(name, sentinels),))
 
@@ -318,6 +332,23 @@ _READERS: dict[str, Callable[[_Read], Ring | Cluster]] = {
 }
 
 
+def _database(text: str) -> int:
+    if text and not _DATABASE.fullmatch(text):
+        raise _UnreadableError("the database is no number")
+    return int(text or 0)
+
+
 def _endpoint(text: str, default_port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    return parts.hostname or "localhost", parts.port or default_port
+    parts = _split(f"//{text}")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise _UnreadableError("a port is no number up to 65535") from error
+    return parts.hostname or "localhost", port or default_port
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise _UnreadableError("a host is none") from error

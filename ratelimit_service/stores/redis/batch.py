@@ -69,6 +69,12 @@ class Batch(Protocol):
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """These requests get no answer."""
 
+    def again_by_slot(self, indexes: Sequence[int]) -> bool:
+        """Sends requests again, each slot of their counters apart; False if that cannot be.
+
+        The server enforces slots, and has counted nothing of these.
+        """
+
 
 class Background:
     """A batch that no caller waits for: what is given back, or told to a server that was away."""
@@ -118,6 +124,10 @@ class Background:
         """Tells that there are none."""
         for _ in indexes:
             self._told(None)
+
+    def again_by_slot(self, _indexes: Sequence[int]) -> bool:
+        """It stays in one piece."""
+        return False
 
 
 class Debt:
@@ -184,6 +194,10 @@ class Debt:
             self.untold += [self.requests[index] for index in indexes]
         self._less(len(indexes))
 
+    def again_by_slot(self, _indexes: Sequence[int]) -> bool:
+        """What is not told is told later."""
+        return False
+
     def _less(self, count: int) -> None:
         self._missing -= count
         if not self._missing:
@@ -233,3 +247,7 @@ class Part:
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """Tells the batch."""
         self.batch.failed([self.indexes[index] for index in indexes], reason)
+
+    def again_by_slot(self, indexes: Sequence[int]) -> bool:
+        """Tells the batch."""
+        return self.batch.again_by_slot([self.indexes[index] for index in indexes])

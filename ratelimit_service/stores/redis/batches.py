@@ -20,10 +20,12 @@ import hiredis
 
 from ratelimit_service.eventloop.clock import elapsed_us, now_us
 from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.model import Hit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, RANKS, Outcomes
 from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch, Part
 from ratelimit_service.stores.redis.connection import (
     Answered,
@@ -483,13 +485,13 @@ class Batches:
     def _refused(self, connection: RedisConnection, call: ScriptCall, reply: Reply) -> None:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
-        again = error.startswith(_NOTHING_DONE) or crosses_slots(error)
-        if self.slot is not None and crosses_slots(error):
-            again = False  # it was sent by slot, and would be refused as often as it is sent
+        # What lies in one slot and is refused all the same would be refused each time it is sent.
+        crosses = crosses_slots(error) and not _are_in_one_slot(call.requests)
+        redirect = self._redirect if crosses or not crosses_slots(error) else None
         remaining = [
             (batch, indexes)
             for batch, indexes in call.indexes
-            if not (self._redirect and error and self._redirect(error, batch, indexes))
+            if not (redirect and error and redirect(error, batch, indexes))
         ]
         if not remaining:
             return
@@ -502,6 +504,9 @@ class Batches:
                 f"it answers {connection.shown(reply):.100}"
             )  # the new connection asks again which server is the master
         for batch, indexes in remaining:
+            again = error.startswith(_NOTHING_DONE) or (
+                crosses and all(_are_in_one_slot([hits]) for hits in batch.requests)
+            )
             whole = len(indexes) == len(batch.requests)
             if batch.deadline_us == NEVER and whole and again:
                 batch.sent = 0
@@ -538,6 +543,10 @@ class Batches:
                 batch.failed([index], "overloaded")
         if again:
             self._queues[batch.rank].appendleft(Part(batch, again))
+
+
+def _are_in_one_slot(requests: Sequence[Sequence[Hit]]) -> bool:
+    return len({slot_of(hit.key) for hits in requests for hit in hits}) <= 1
 
 
 def _ignore(_: Reply) -> None: ...

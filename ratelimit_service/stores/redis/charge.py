@@ -17,6 +17,7 @@ from typing import Final
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Verdict, Wanted, judge
+from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,
     PENDING,
@@ -129,27 +130,62 @@ class Charge:
 
         This takes the hits of all requests together. A step for each request takes twice as long.
         """
+        hits, numbers = self._spread()
+        batches = self._batches_of(hits, numbers, range(len(hits)), find_all(hits))
+        self.missing = sum([len(batch.requests) for batch in batches])
+
+    def _spread(self) -> tuple[list[Hit], list[int]]:
+        """The hits of all requests in a row, and the request of each hit."""
         hits = [hit for each in self.requests for hit in each]
-        numbers = [number for number, each in enumerate(self.requests) for _ in each]
-        self.begins = list(accumulate(map(len, self.requests), initial=0))
-        self.outcomes = [_ABSENT] * len(hits)
-        found = find_all(hits)
-        places_of: dict[Home, list[int]] = {home: [] for home in set(found)}
-        for place, home in enumerate(found):
+        if not self.begins:
+            self.begins = list(accumulate(map(len, self.requests), initial=0))
+            self.outcomes = [_ABSENT] * len(hits)
+        return hits, [number for number, each in enumerate(self.requests) for _ in each]
+
+    def _batches_of(
+        self,
+        hits: Sequence[Hit],
+        numbers: Sequence[int],
+        places: Sequence[int],
+        homes: Sequence[Home],
+    ) -> list[ShardBatch]:
+        """New batches, one for each shard, of the hits in these places, each with its home."""
+        places_of: dict[Home, list[int]] = {home: [] for home in set(homes)}
+        for place, home in zip(places, homes, strict=True):
             places_of[home].append(place)
         batches: dict[Shard, ShardBatch] = {}
-        for (shard, _), places in places_of.items():
+        for (shard, _), there in places_of.items():
             batch = batches.get(shard)
             if batch is None:
                 batch = batches[shard] = ShardBatch(self, shard, [], [])
-                self.batches.append(batch)
-            batch.add(
-                [hits[place] for place in places], places, [numbers[place] for place in places]
-            )
+            batch.add([hits[place] for place in there], there, [numbers[place] for place in there])
         if [hit for hit in hits if hit[7] or hit[3] is _QUOTA]:
-            for batch in self.batches:
+            for batch in batches.values():
                 batch.make_pieces_alone()
-        self.missing = sum([len(batch.requests) for batch in self.batches])
+        found = list(batches.values())
+        self.batches += found
+        return found
+
+    def divide_by_slot(self, refused: ShardBatch, indexes: Sequence[int]) -> None:
+        """Sends a shard once more what it has refused: each of its slots is a home of its own."""
+        hits, numbers = self._spread()
+        places: list[int] = []
+        for index in indexes:
+            number = refused.indexes[index]
+            begin, end = self.begins[number : number + 2]
+            places += [begin + at for at in refused.ats(index)] or range(begin, end)
+            refused.requests[index] = _MOVED
+            if number in self.cross_shard:
+                self.cross_shard[number].missing -= 1
+        shard = refused.shard
+        homes = [(shard, slot_of(hits[place][0])) for place in places]
+        self.pieces = {}
+        (batch,) = self._batches_of(hits, numbers, places, homes)
+        self.missing += len(batch.requests) - len(indexes)
+        for number in batch.indexes:
+            if number in self.cross_shard:
+                self.cross_shard[number].missing += 1
+        shard.charge(batch)
 
     def start_whole(self, shard: Shard) -> None:
         """Does what `start` does, when everything lies in one shard."""
@@ -247,11 +283,14 @@ class Charge:
         if not self.pieces:
             for batch in self.batches:
                 for piece, number in enumerate(batch.indexes):
-                    self.pieces.setdefault(number, []).append((batch, piece))
+                    if batch.requests[piece]:
+                        self.pieces.setdefault(number, []).append((batch, piece))
         return self.pieces[index]
 
 
 _QUOTA: Final = Mode.QUOTA
+_MOVED: Final[Sequence[Hit]] = ()
+"""Stands in a batch for a request that another batch has now."""
 
 
 class ShardBatch:
@@ -468,9 +507,16 @@ class ShardBatch:
             self.failed(late, "timeout" if blamed else "overloaded")
             self.shard.missed(read_us)
 
+    def again_by_slot(self, indexes: Sequence[int]) -> bool:
+        """Sends the requests that still have no answer again."""
+        unanswered = [index for index in indexes if not self._has_answer(index)]
+        if unanswered:
+            self.charge.divide_by_slot(self, unanswered)
+        return True
+
     def _has_answer(self, index: int) -> bool:
         charge, of = self.charge, self.indexes[index]
-        if charge.finished or charge.settled[of] is not _PENDING:
+        if charge.finished or charge.settled[of] is not _PENDING or not self.requests[index]:
             return True
         if not self.places:
             return False

@@ -19,6 +19,7 @@ from ratelimit_service.eventloop.backoff import Backoff
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.connection import (
@@ -64,6 +65,9 @@ _LONGEST_BACK_OFF_SECONDS: Final = 0.5
 _SICK_AFTER: Final = 5
 """A server is sick when it was found late so often in a row, over at least the time that it may
 take to answer."""
+
+_SAY_SICK_EVERY_US: Final = 60_000_000
+"""The log says once in so long at most that it is sick: it may be so by turns."""
 
 _WELL_AFTER: Final = 3
 """A sick server is well again when it has answered so many pings in a row in time."""
@@ -133,6 +137,7 @@ class Server:
         """When it was found late for the first and for the last time of these."""
         self.sick = False
         """Whether the server is left alone until it answers pings."""
+        self._sick_log = LogThrottle(_SAY_SICK_EVERY_US)
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
@@ -246,9 +251,12 @@ class Server:
         self.degrade(f"is slower than {self.timeout_us / 1000:g} ms")
         lasted_us = read_us - self._missed_first_us
         if self._missed >= _SICK_AFTER and lasted_us >= self.timeout_us and not self.sick:
-            log.warning(
-                "Redis at %s is sick: it is left alone until it answers pings", self._address
-            )
+            if times := self._sick_log.take():
+                log.warning(
+                    "Redis at %s is sick: it is left alone until it answers pings%s",
+                    self._address,
+                    f" ({times} times since the last such line)" if times > 1 else "",
+                )
             self.sick = True
             self._raise_alarm()
             self._user.gone("circuit_open")
@@ -446,7 +454,6 @@ class Server:
                 await asyncio.wait([ping], timeout=_PING_SECONDS)
             await self._give_up_if_hung(connection)
         if not connection.lost.done():
-            log.warning("Redis at %s answers pings in time again", self._address)
             self._well(connection)
 
 

@@ -238,18 +238,24 @@ class Shard:
         reply = await connection.call("EVAL", "return 1", len(keys), *keys)
         instead = "hits are counted, but it is needed for overrides, and to hear of other processes"
         if not self._server.does_without(connection, "EVAL", reply, instead):
-            self._refused(str(reply), None, ())
+            self._enforces_slots(str(reply))
 
-    def _refused(self, error: str, _batch: Batch | None, _indexes: Sequence[int], /) -> bool:
-        """Learns from an error that the server enforces slots. It sends nothing elsewhere."""
-        if not self.by_slot and crosses_slots(error):
+    def _refused(self, error: str, batch: Batch, indexes: Sequence[int], /) -> bool:
+        """Sends requests again by slot, if an error says that the server enforces slots."""
+        return self._enforces_slots(error) and batch.again_by_slot(indexes)
+
+    def _enforces_slots(self, error: str) -> bool:
+        """Whether an error says that the server enforces slots, which is remembered."""
+        if not crosses_slots(error):
+            return False
+        if not self.by_slot:
             log.info(
                 "Redis at %s enforces cluster slots: counters of different slots are counted "
                 "apart, as in a cluster (?slots=yes in the store's URL says so from the start)",
                 self._server.name,
             )
             self._count_by_slot()
-        return False
+        return True
 
     def _count_by_slot(self) -> None:
         self.by_slot = True
