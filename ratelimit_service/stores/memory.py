@@ -154,12 +154,22 @@ class MemoryStore(CounterTables):
         """
         outcomes: Outcomes = []
         undo: list[_Before] | None = [] if len(hits) > 1 else None
+        tables, mask = self._tables, len(self._tables) - 1
         try:
             for hit in hits:
                 key, spec, addend, _, _, refund, lease, _, _, _ = hit
                 if refund:
                     break
-                remaining, reset_us, counted = self.charge_hit(key, spec, addend, lease, now, undo)
+                table = tables[hash(key) & mask]
+                counter = table.get(key)
+                if counter is not None and counter.number >= 0:  # what `charge_hit` does with it
+                    number, pair = counter.number, counter.pair
+                    remaining, reset_us, counted = counter.charge(now, addend, spec, lease)
+                    if counted and undo is not None:
+                        undo.append((table, key, counter, number, pair, None))
+                else:
+                    charged = self.charge_hit(key, spec, addend, lease, now, undo)
+                    remaining, reset_us, counted = charged
                 if remaining < 0:
                     break
                 outcomes.append(Outcome(False, remaining, reset_us, counted))
