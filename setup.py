@@ -14,7 +14,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 COMPILED = """
-    eventloop/clock observability/stats eventloop/reads containers/sketches eventloop/turns
+    eventloop/clock observability/stats containers/sketches eventloop/scheduler net/channel
     model/request model/hit model/step model/algorithm model/decision model/limit
     model/network model/schedule
     algorithms/*
@@ -38,8 +38,8 @@ COMPILED = """
     grpc/h2/headers grpc/h2/messages grpc/h2/events grpc/h2/streams
     grpc/h2/life grpc/h2/budget grpc/h2/open_streams grpc/h2/runs grpc/h2/sending
     grpc/h2/control grpc/h2/receiving grpc/h2/connection
-    grpc/h2/inbox grpc/h2/drawing grpc/h2/read_pauses grpc/h2/presence
-    grpc/h2/protocol grpc/h2/gathered grpc/h2/callers grpc/h2/calls grpc/h2/overload
+    grpc/h2/admission grpc/h2/presence
+    grpc/h2/client grpc/h2/gathered grpc/h2/callers grpc/h2/calls grpc/h2/overload
     rule_lab/simulation/world rule_lab/replay/sketches rule_lab/replay/timeline
     rule_lab/replay/use rule_lab/replay/met rule_lab/replay/play rule_lab/replay/recorded
     rule_lab/replay/logs rule_lab/replay/csv_log rule_lab/replay/envoy_log

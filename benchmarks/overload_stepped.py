@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import select
 import time
 from collections import deque
 from collections.abc import Callable
@@ -44,12 +45,11 @@ from benchmarks.profile import RULES
 from benchmarks.run import told
 from benchmarks.stepped_loop import Loop, Socket
 from benchmarks.stepped_redis import NODES
-from ratelimit_service.eventloop import turns
-from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.eventloop.scheduler import shared_scheduler
+from ratelimit_service.grpc.h2 import client as served
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2.overload import Overload
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
 from ratelimit_service.grpc.health import HealthService
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -87,13 +87,13 @@ class Client:
             if sum(map(len, self._waiting)) > self._most:
                 self.asking.pause_writing()
         else:
-            self._socket.unread += data
+            self._socket.arrive(data)
 
     def move(self) -> None:
         """Sends what waits, and reads what has come."""
-        unread, waiting = self._socket.unread, self._waiting
-        while waiting and len(unread) + len(waiting[0]) <= SOCKET_BYTES:
-            unread += waiting.popleft()
+        its_socket, waiting = self._socket, self._waiting
+        while waiting and len(its_socket.unread) + len(waiting[0]) <= SOCKET_BYTES:
+            its_socket.arrive(waiting.popleft())
         if not waiting:
             self.asking.resume_writing()
         sent, self._socket.sent = self._socket.sent, []
@@ -152,17 +152,17 @@ class World:
         self.loop.complete(store.start())
         service = Service(lambda: rules.snapshot, store, Settings(), stats)
         self._calls = ServiceCalls(service, HealthService(health), Overload(stats, health))
-        turns, memory = shared_turns(), Memory()
+        scheduler, memory = shared_scheduler(), Memory()
         requests = flood.hurried()
         batches = cycle([Batch(list(islice(requests, size))) for _ in range(REQUESTS // size)])
         self.clients = []
-        for _ in range(connections):
-            its_socket: Any = Socket()  # a transport and a socket, as far as they are used
-            protocol = Http2Protocol(self._calls, METHODS, turns, lambda _: None, memory)
-            protocol.draw_from(its_socket)
-            its_socket.protocol = protocol
+        self._served: list[served.Client] = []
+        for number in range(connections):
+            its_socket = Socket(number)
             self.loop.sockets.append(its_socket)
-            stepped_loop.CLOCK.run(protocol.connection_made, its_socket)
+            one = served.Client(self._calls, METHODS, scheduler, its_socket, lambda _: None, memory)
+            self._served.append(one)
+            stepped_loop.CLOCK.run(one.start)
             end: Any = Client(its_socket, Asking(batches, size, self.tally))
             end.asking.connection_made(end)
             self.clients.append(end)
@@ -181,8 +181,8 @@ class World:
 
     def _look(self) -> None:
         self._calls.look()
-        for each in self.loop.sockets:
-            each.protocol.look(self.loop.time(), 0)
+        for each in self._served:
+            each.look(self.loop.time(), 0)
         self.loop.call_later(1.0, self._look)
 
     def step(self) -> None:
@@ -192,11 +192,7 @@ class World:
 
     def lost(self) -> list[str]:
         """Why connections were ended."""
-        return [
-            each.protocol.connection.reason
-            for each in self.loop.sockets
-            if each.protocol.connection.closing
-        ]
+        return [each.connection.reason for each in self._served if each.connection.closing]
 
 
 def capacity(connections: int) -> float:
@@ -313,7 +309,7 @@ def main() -> None:
     now_ns = stepped_loop.CLOCK.now_ns
     # Compiled modules ask the module `time` itself, whatever they are told that it is.
     time.monotonic_ns = time.time_ns = now_ns
-    turns.thread_time_ns = now_ns  # type: ignore[attr-defined]  # of the loop's own work
+    select.epoll = stepped_loop.Epoll  # type: ignore[assignment,misc]
     flood.time = SimpleNamespace(perf_counter=stepped_loop.CLOCK.seconds)  # type: ignore[attr-defined,assignment]
     logging.disable()  # that it is overloaded is no news
     gc.disable()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -17,20 +18,20 @@ from statistics import median
 from typing import Any
 
 from benchmarks.stepped_redis import Redis
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
+from ratelimit_service.net.channel import READ_BYTES
 
-__all__ = ["CLOCK", "IDLE_US", "Clock", "Loop", "Socket"]
+__all__ = ["CLOCK", "IDLE_US", "Clock", "Epoll", "Loop", "Socket"]
 
-READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US = 5.0, 15.0, 2.5, 4.0, 1.0
+READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US, POLL_US = 5.0, 15.0, 2.5, 4.0, 1.0, 1.0
 BYTE_US = 0.0001
 """What the system takes: a read, a write, a read of nothing, a round of the loop and each socket
-that is ready in it; and each byte."""
+that is ready in it; a look at who is ready; and each byte."""
 
 IDLE_US = 10.0
 """The time until somebody looks again, when there is nothing to do."""
 
 LOOP_READS = 256_000
-"""So many bytes uvloop reads at once."""
+"""So many bytes uvloop reads at once, from Redis."""
 
 PIECE_NS = 68_000
 """How long the fixed piece of work takes on the machine that all times are those of."""
@@ -135,6 +136,7 @@ class Loop:
         self.sockets: list[Socket] = []
         """The service's ends of its clients' connections."""
         self.servers: list[Redis] = []
+        self._wake: Callable[[], object] | None = None
 
     def time(self) -> float:
         return CLOCK.seconds()
@@ -195,22 +197,28 @@ class Loop:
         self._write()
         for server in self.servers:
             server.move()
-        readable = [each for each in self._ways() if each.reading and each.unread]
-        if not readable and not self._ready:
+        readable = [each for each in self.servers if each.reading and each.unread]
+        woken = any(each.fresh for each in self.sockets)
+        if not (readable or woken or self._ready):
             return False
         CLOCK.spend(ROUND_US + READY_US * len(readable))
         for each in readable:
             if each.reading:
                 data = each.recv(LOOP_READS)
                 CLOCK.run(each.protocol.data_received, data)
+        if woken and self._wake is not None:
+            CLOCK.run(self._wake)
         self._write()
         return True
 
-    def _ways(self) -> list[Redis | Socket]:
-        return [*self.servers, *self.sockets]
+    def add_reader(self, _descriptor: int, wake: Callable[[], object]) -> None:
+        self._wake = wake
+
+    def remove_reader(self, _descriptor: int) -> None:
+        self._wake = None
 
     def _write(self) -> None:
-        for each in self._ways():
+        for each in self.servers:
             if each.written:
                 data = b"".join(each.written)
                 each.written.clear()
@@ -218,42 +226,73 @@ class Loop:
                 each.take(data)
 
 
-class Socket:
-    """The service's end of a connection: what it reads from, and writes to."""
-
-    protocol: Http2Protocol
+class Epoll:
+    """As `select.epoll`, of the sockets of the running loop."""
 
     def __init__(self) -> None:
-        self.unread = bytearray()
-        self.written: list[bytes] = []
-        self.sent: list[bytes] = []
-        self.reading, self.closed = True, False
+        loop: Any = asyncio.get_running_loop()
+        self._sockets: list[Socket] = loop.sockets
 
-    def recv(self, most: int) -> bytes:
-        if not self.unread:
-            CLOCK.spend(EMPTY_US)
-            raise BlockingIOError
-        data = bytes(self.unread[:most])
-        del self.unread[:most]
-        CLOCK.spend(READ_US + BYTE_US * len(data))
+    def fileno(self) -> int:
+        return -1
+
+    def register(self, _descriptor: int, _events: int) -> None: ...
+
+    def unregister(self, _descriptor: int) -> None: ...
+
+    def poll(self, _seconds: float) -> list[tuple[int, int]]:
+        CLOCK.spend(POLL_US)
+        ready = [number for number, each in enumerate(self._sockets) if each.fresh]
+        for number in ready:
+            CLOCK.spend(READY_US)
+            self._sockets[number].fresh = False
+        return [(number, select.EPOLLIN) for number in ready]
+
+
+class Socket:
+    """The service's end of a connection: a channel whose system is modelled."""
+
+    empty, agreed, unsent = 0, True, False
+
+    def __init__(self, number: int) -> None:
+        """It is the loop's socket of this number."""
+        self._number = number
+        self.unread = bytearray()
+        self.sent: list[bytes] = []
+        self.more = self.gone = self.fresh = False
+
+    @property
+    def socket(self) -> Any:
+        return self
+
+    def fileno(self) -> int:
+        return self._number
+
+    def arrive(self, data: bytes) -> None:
+        """The client has sent something."""
+        self.unread += data
+        self.fresh = True
+
+    def end_comes(self) -> None:
+        self.gone = True
+
+    def left(self) -> int:
+        return len(self.unread)
+
+    def read(self) -> bytes:
+        data = bytes(self.unread[:READ_BYTES])
+        del self.unread[:READ_BYTES]
+        CLOCK.spend(READ_US + BYTE_US * len(data) if data else EMPTY_US)
+        self.more = len(data) == READ_BYTES
         return data
 
-    def take(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        CLOCK.spend(WRITE_US + BYTE_US * len(data))
         self.sent.append(data)
 
-    def pause_reading(self) -> None:
-        self.reading = False
+    def write_on(self) -> None: ...
 
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
+    def end(self) -> None: ...
 
     def close(self) -> None:
-        self.closed = True
-
-    abort = close
+        self.gone = True

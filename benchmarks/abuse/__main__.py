@@ -41,7 +41,8 @@ from benchmarks.abuse.processes import (
 from benchmarks.by_policy import too_many
 from benchmarks.run import LOAD_CORE, free_port, running, told
 from benchmarks.timing import TURN
-from ratelimit_service.grpc.h2.limits import ALL_HELD_BYTES, HELD_BYTES, INBOX_BYTES
+from ratelimit_service.grpc.h2.limits import ALL_HELD_BYTES, HELD_BYTES
+from ratelimit_service.net.channel import READ_BYTES
 
 SECONDS = 1.5
 LATE_SECONDS = 0.02
@@ -74,7 +75,7 @@ def budget_bytes(attack: Attack, processes: int) -> int:
     hold.
     """
     held = min(attack.connections * HELD_BYTES, processes * ALL_HELD_BYTES)
-    unhandled = attack.connections * 2 * INBOX_BYTES
+    unhandled = attack.connections * 2 * READ_BYTES
     page = MAX_PAGE_BYTES if attack.page else 0
     return held * 5 // 4 + unhandled + COUNTED_BYTES + page + attack.lists * LIST_BYTES
 

@@ -23,7 +23,7 @@ from ratelimit_service.grpc.reflection import (
     reflect,
 )
 from ratelimit_service.grpc.tls import TLS
-from ratelimit_service.net.accepting import Guests, unmapped
+from ratelimit_service.net.accepting import ConnectionLimiter, unmapped
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service import (
@@ -58,7 +58,7 @@ class GrpcioServer:
         tls: TLS | None = None,
         *,
         stats: Stats | None = None,  # noqa: ARG002 -- grpcio does not say what it refuses
-        guests: Guests | None = None,  # noqa: ARG002 -- nor does it let anybody refuse
+        limiter: ConnectionLimiter | None = None,  # noqa: ARG002 -- nor does it let anybody refuse
         reflection: bool = True,
     ) -> None:
         """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one.

@@ -331,7 +331,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "paused_reads",
         "Pauses in which a gRPC client was not read from.",
         "reason",
-        ("unhandled", "unread"),
+        ("unread",),
         "paused_reads",
     ),
     _labelled(

@@ -11,7 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-__all__ = ["ACCEPTED_AT_ONCE", "Acceptor", "Guests", "peer_of", "unmapped"]
+__all__ = ["ACCEPTED_AT_ONCE", "Acceptor", "ConnectionLimiter", "peer_of", "unmapped"]
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _NO_FILES_SECONDS = 0.1
 """How long to wait when no more files may be open."""
 
 
-class Guests:
+class ConnectionLimiter:
     """Who is connected: so many in all, and so many from one address. 0 is no bound."""
 
     def __init__(self, most: int = 0, most_per_peer: int = 0) -> None:

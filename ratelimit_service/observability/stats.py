@@ -232,8 +232,7 @@ class Stats:
         """gRPC connections that were ended for what their clients did: `flood_…` by what flooded,
         `memory`, `timeout`, `stuck`, `protocol`."""
         self.paused_reads = self._by_label("paused_reads")
-        """Pauses in which a gRPC client was not read from: `unhandled` (too much of it waited to be
-        handled), `unread` (it did not take its answers)."""
+        """Pauses in which a gRPC client was not read from: `unread`, since it took no answers."""
         self.tls_reloads = self._by_label("tls_reloads")
         """Changed TLS files that were read again: `success`, `error` (the old ones' content stays
         in force)."""

@@ -10,7 +10,7 @@ from functools import partial
 from time import thread_time_ns
 from typing import Any, TypeVar
 
-from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.eventloop.scheduler import shared_scheduler
 
 try:
     import uvloop
@@ -86,7 +86,7 @@ class _Collector:
         self._used_ns = thread_time_ns()
 
     def collect(self) -> None:
-        shared_turns().at_once(self._collect)
+        shared_scheduler().reply(self._collect)
 
     def _collect(self) -> None:
         gc.collect(0)
@@ -95,10 +95,10 @@ class _Collector:
         if self._step >= self._old_at:
             self._old_at = self._step + _OLD_EVERY
             self._middle_at = self._step + _MIDDLE_EVERY
-            shared_turns().alone(partial(self._collect_older, 2), 0)
+            shared_scheduler().alone(partial(self._collect_older, 2))
         elif self._step >= self._middle_at:
             self._middle_at = self._step + _MIDDLE_EVERY
-            shared_turns().alone(partial(self._collect_older, 1), 0)
+            shared_scheduler().alone(partial(self._collect_older, 1))
         elif self._counts and _count(0, 1) > _AT_ONCE:
             self._set_aside()
         before_ns, self._used_ns = self._used_ns, thread_time_ns()

@@ -20,7 +20,7 @@ from ratelimit_service.errors import RateLimitError, RulesError, TransportError
 from ratelimit_service.http import HttpPort, Operating
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.net import listening
-from ratelimit_service.net.accepting import Acceptor, Guests
+from ratelimit_service.net.accepting import Acceptor, ConnectionLimiter
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
@@ -93,7 +93,9 @@ class _Supervisor:
             waits=not settings.start_without_rules,
             needed=settings.healthy_with_rules,
         )
-        self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
+        self._limiter = ConnectionLimiter(
+            settings.max_connections, settings.max_connections_per_peer
+        )
         self._otlp = Otlp(settings)
         self._decision_log = LogProcess(settings, self._stats, self._health)
         self._workers = Workers(
@@ -102,7 +104,7 @@ class _Supervisor:
             self._stats,
             self._health,
             self._rules.book,
-            self._guests,
+            self._limiter,
             self._workers_changed,
             self._other_version,
             self._certificates.grpc,
@@ -308,11 +310,11 @@ class _Supervisor:
 
     def _accepted(self, connection: socket.socket, peer: str) -> None:
         with connection:
-            refused = self._guests.admit(peer)
+            refused = self._limiter.admit(peer)
             if refused:
                 self._stats.refused_connections[refused] += 1
             elif not self._workers.give(connection, peer):
-                self._guests.leave(peer)
+                self._limiter.leave(peer)
                 self._stats.refused_connections["no_worker"] += 1
                 if dropped := self._dropped.take():
                     log.warning("%s dropped: no worker took it", count(dropped, "connection"))

@@ -21,7 +21,7 @@ from ratelimit_service import __version__
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.metrics import WorkerFigures
-from ratelimit_service.net.accepting import Guests
+from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Taken
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
@@ -87,7 +87,7 @@ class Workers(AskedWorkers):
         stats: Stats,
         health: Health,
         book: Rulebook,
-        guests: Guests,
+        limiter: ConnectionLimiter,
         changed: Callable[[], None],
         other_version: Callable[[str], None],
         tls: TLS | None = None,
@@ -96,7 +96,7 @@ class Workers(AskedWorkers):
     ) -> None:
         """What workers count is added to `stats` and the book's tallies.
 
-        Their faults go to `health`. A client whose connection has ended leaves the `guests`.
+        Their faults go to `health`. A client whose connection has ended leaves the `limiter`.
         `changed` is called when more or fewer workers take connections, `other_version` when a
         worker finds that another version is installed now. `spans` takes those of workers, and
         `decisions` their lines of the decision log.
@@ -106,7 +106,7 @@ class Workers(AskedWorkers):
         self._count = count
         self._stats = stats
         self._book = book
-        self._guests = guests
+        self._limiter = limiter
         self._changed = changed
         self._decisions = decisions
         self._other_version = other_version
@@ -144,7 +144,7 @@ class Workers(AskedWorkers):
         for each in inherited:
             worker = WorkerProcess.adopt(each)
             for peer in worker.peers.values():
-                self._guests.count(peer)
+                self._limiter.count(peer)
             await self._open(worker)
 
     async def hand_over(self) -> list[Inherited]:
@@ -296,7 +296,7 @@ class Workers(AskedWorkers):
         self._all.remove(worker)  # first, because its pid could soon belong to another process
         ended = worker.bury()
         for peer in worker.peers.values():
-            self._guests.leave(peer)
+            self._limiter.leave(peer)
         if self._stopping:
             return
         self._overall.sum_up(worker.faults for worker in self._all)
@@ -429,7 +429,7 @@ class Workers(AskedWorkers):
         self._stats.overrides = said.get("overrides", {})
         for number in said.get("gone", ()):
             if number in worker.peers:
-                self._guests.leave(worker.peers.pop(number))
+                self._limiter.leave(worker.peers.pop(number))
         self._overall.note(said.get("notes", {}))
         if worker.faults != said["faults"]:
             worker.faults = said["faults"]

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
-from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import (
@@ -254,7 +254,7 @@ class Service:
             later = partial(
                 self._plan_on, batch, asked, snapshot, effort.found, wanted, deadline_us
             )
-            shared_turns().go_on(later)
+            shared_scheduler().go_on(later)
             return
         self._charge_planned(batch, asked, steered, wanted, deadline_us)
 
@@ -305,7 +305,7 @@ class Service:
                 else:
                     charge = partial(self.steering.charge, asked, steered, settled)
                 later = partial(self._charge, batch, charge, wanted, deadline_us)
-                shared_turns().go_on(later)
+                shared_scheduler().go_on(later)
             elif steered is None:
                 self._store.charge(charged, settled, wanted, deadline_us, batch.rank)
             else:
@@ -338,7 +338,7 @@ class Service:
     ) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
         if not in_own_turn and len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
-            shared_turns().go_on(partial(self._settled, batch, charged, in_own_turn=True))
+            shared_scheduler().go_on(partial(self._settled, batch, charged, in_own_turn=True))
             return
         if batch.finished:
             if batch.failed:  # it was refused when the store failed

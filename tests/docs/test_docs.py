@@ -21,6 +21,7 @@ import yaml
 from ratelimit_service.grpc.h2 import limits
 from ratelimit_service.http import connections
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
+from ratelimit_service.net.channel import READ_BYTES
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Loaded
@@ -282,7 +283,7 @@ def test_memory_for_callers() -> None:
 
     assert (one * MIB, everybody * MIB) == (limits.HELD_BYTES, limits.ALL_HELD_BYTES)
     assert (stream * KIB, streams) == (limits.STREAM_BYTES, limits.MAX_STREAMS)
-    assert inbox * MIB == limits.INBOX_BYTES
+    assert inbox * MIB == READ_BYTES
 
 
 def seconds_told(head: str) -> list[float]:

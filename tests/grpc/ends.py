@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 import time
 
-from ratelimit_service.eventloop.turns import TURN_US, Turns
-from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.eventloop.scheduler import TURN_US, Scheduler
+from ratelimit_service.grpc.h2 import client, frames
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS
+from ratelimit_service.grpc.h2.client import CallHandler, Visit
 from ratelimit_service.grpc.h2.connection import Received
 from ratelimit_service.grpc.h2.frames import PREFACE
-from ratelimit_service.grpc.h2.overload import Allowance
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
 from tests.grpc.h2_client import Client, messages
-from tests.grpc.taken_turns import take_turn
 
 TURN_SECONDS = TURN_US / 1_000_000
 
@@ -24,54 +25,63 @@ class Calls:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.messages: list[bytes] = []
+        self.visits: list[Visit] = []
         self.seconds = seconds
 
-    def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
+    def handle(self, client: client.Client, received: Received, visit: Visit) -> None:
         self.messages += [message for _, message in messages(received)]
+        self.visits.append(visit)
         until = time.perf_counter() + self.seconds
         while time.perf_counter() < until:
             pass
 
-    def forget(self, protocol: Http2Protocol) -> None: ...
+    def forget(self, client: client.Client) -> None: ...
 
     wants_origins = False
-
-    allowance = Allowance()
-
-    def next_are_late(self, protocol: Http2Protocol) -> bool:
-        return False
-
-    def store_us(self, protocol: Http2Protocol) -> None: ...
 
     def failed(self, error: Exception) -> None: ...
 
 
-class Wire(asyncio.Transport):
-    """A socket that keeps what is written to it."""
+class Wire:
+    """A channel that keeps what is written to it, and of which the test says what is read."""
+
+    empty, agreed = 0, True
 
     def __init__(self) -> None:
-        super().__init__()
+        self.socket, self._other = socket.socketpair()
+        self.unread = b""
+        self.most = 65_536
+        self.behind = 0
+        """How many bytes are said to be left, and never come."""
         self.written = b""
-        self.closed = False
-        self.reading = True
+        self.closed = self.more = self.gone = self.unsent = False
 
-    def pause_reading(self) -> None:
-        self.reading = False
+    def end_comes(self) -> None:
+        self.gone = True
 
-    def resume_reading(self) -> None:
-        self.reading = True
+    def read(self) -> bytes:
+        data, self.unread = self.unread[: self.most], self.unread[self.most :]
+        if not data:
+            self.behind = 0
+        self.more = bool(self.unread or self.behind)
+        return data
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def left(self) -> int:
+        return len(self.unread) + self.behind
+
+    def write(self, data: bytes) -> None:
         self.written += data
 
-    def is_closing(self) -> bool:
-        return self.closed
+    def write_on(self) -> None: ...
+
+    def end(self) -> None: ...
 
     def close(self) -> None:
         self.closed = True
+        self.socket.close()
+        self._other.close()
 
-    def abort(self) -> None:
-        self.closed = True
+    __del__ = close
 
     def kinds(self) -> list[int]:
         """The types of the frames written since the last call."""
@@ -82,11 +92,28 @@ class Wire(asyncio.Transport):
         return found
 
 
-def held_back() -> Turns:
-    """Turns in which nothing is handled as it is read, as if much had been a moment ago."""
-    turns = Turns()
-    turns._lately_us = 1 << 62
-    return turns
+def take_turn(scheduler: Scheduler) -> None:
+    """Takes the next turn, where the event loop would."""
+    scheduler._turn()
+
+
+def take_turns(scheduler: Scheduler) -> None:
+    """Takes turns until nobody waits for one."""
+    while scheduler.busy:
+        take_turn(scheduler)
+
+
+def come(served: client.Client, data: bytes, waited_us: int = 0, *, evenly: bool = True) -> None:
+    """Bytes have come, `evenly` since so long ago, or all of them then; they wait for a turn."""
+    wire = served.channel
+    assert isinstance(wire, Wire)
+    wire.unread += data
+    if waited_us and not evenly:
+        wire.behind = 1_000 * len(data)  # as if much more had come since
+    if waited_us:
+        served._until_us = 0  # as if the socket had not been read from since
+    if served.ready(elapsed_us() - waited_us, select.EPOLLIN):
+        served._scheduler.add(served)
 
 
 class Ends:
@@ -97,27 +124,33 @@ class Ends:
         *,
         greeted: bool = True,
         seconds: float = 0.0,
-        turns: Turns | None = None,
+        scheduler: Scheduler | None = None,
         memory: Memory | None = None,
+        calls: CallHandler | None = None,
     ) -> None:
         self.wire = Wire()
         self.calls = Calls(seconds)
-        self.turns = turns or held_back()
-        self.protocol = Http2Protocol(self.calls, METHODS, self.turns, lambda _: None, memory)
+        self.scheduler = scheduler or Scheduler()
+        self.served = client.Client(
+            calls or self.calls, METHODS, self.scheduler, self.wire, lambda _: None, memory
+        )
         self.started = asyncio.get_running_loop().time()
-        self.protocol.connection_made(self.wire)
+        self.served.start()
         if greeted:
             self.receive(PREFACE + frames.settings({}) + Client.ack())
-            self.protocol.used_us = 0  # the machine may have stalled meanwhile
+            self.served.used_us = 0  # the machine may have stalled meanwhile
         self.wire.kinds()
 
-    def receive(self, data: bytes) -> None:
+    def come(self, data: bytes, waited_us: int = 0) -> None:
+        """Bytes have come, so long ago at most; they wait for a turn."""
+        come(self.served, data, waited_us)
+
+    def receive(self, data: bytes, waited_us: int = 0) -> None:
         """Bytes come, and are handled."""
-        self.protocol.data_received(data)
-        while self.turns._waiting:
-            take_turn(self.turns)
+        self.come(data, waited_us)
+        take_turns(self.scheduler)
 
     def look(self, after: float, max_age: float = 0.0) -> list[int]:
         """What is said when so many seconds have passed."""
-        self.protocol.look(self.started + after, max_age)
+        self.served.look(self.started + after, max_age)
         return self.wire.kinds()

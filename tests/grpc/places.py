@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ratelimit_service.grpc.h2 import H2Server
 from ratelimit_service.grpc.tls import TLSFiles
-from ratelimit_service.net.accepting import Guests
+from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from tests.grpc.test_addresses import Files
@@ -28,7 +28,9 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 class Place:
     """A server that accepts by itself, or one that is given connections."""
 
-    def __init__(self, tmp_path: Path, *, given: bool, tls: bool, guests: Guests | None) -> None:
+    def __init__(
+        self, tmp_path: Path, *, given: bool, tls: bool, limiter: ConnectionLimiter | None
+    ) -> None:
         rules = tmp_path / "rules"
         rules.mkdir()
         self.files = Files(tmp_path)
@@ -42,7 +44,7 @@ class Place:
             0,
             TLSFiles(self.files.cert, self.files.key).read() if tls else None,
             stats=self.stats,
-            guests=guests,
+            limiter=limiter,
         )
         self.port = 0
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import asyncio
 
 from ratelimit_service import wire
-from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.eventloop.scheduler import Scheduler
+from ratelimit_service.grpc.h2 import client, frames
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2.frames import PREFACE, FrameType
 from ratelimit_service.grpc.h2.overload import Overload
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
 from ratelimit_service.grpc.health import HealthService
 from ratelimit_service.model import Request
 from ratelimit_service.observability.health import Health
-from tests.grpc.ends import Wire, held_back
+from tests.grpc.ends import Wire, come, take_turns
 from tests.grpc.h2_client import Client
-from tests.grpc.taken_turns import take_turn
 from tests.service.asking import Asking, descriptor
 
 ENVOYS_US = 20_000
@@ -39,36 +37,33 @@ async def rounds() -> None:
 
 
 class Ends:
-    """A client and a service, and how long bytes have waited between them.
-
-    The client's calls have been late for long.
-    """
+    """A client and a service, and how long bytes have waited between them."""
 
     def __init__(self, asking: Asking) -> None:
         self.health, self.stats = Health(), asking.stats
         self.service, self.tally = asking.service, asking.tally
         self.overload = Overload(self.stats, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
-        self.turns, self.memory = held_back(), Memory()
+        self.scheduler, self.memory = Scheduler(), Memory()
         self.connect()
 
     def connect(self) -> None:
         """Begins a connection; one that there was is left as it is."""
         self.wire = Wire()
-        self.protocol = Http2Protocol(
-            self.calls, METHODS, self.turns, Http2Protocol.forget, self.memory
+        self.served = client.Client(
+            self.calls, METHODS, self.scheduler, self.wire, client.Client.forget, self.memory
         )
-        self.protocol.connection_made(self.wire)
-        self.protocol.backlog.late_us = elapsed_us()  # late for as long as callers wait, until now
+        self.served.start()
         self.client = Client()
         self.receive(PREFACE + frames.settings({}) + Client.ack())
 
-    def receive(self, data: bytes, waited_us: int = 0) -> list[int]:
-        """Bytes come that have waited; returns the types of the frames that are said then."""
+    def receive(self, data: bytes, waited_us: int = 0, *, evenly: bool = True) -> list[int]:
+        """Bytes come that have waited; returns the types of the frames that are said then.
+
+        They came `evenly`, so that the last ones have not waited at all, or all together.
+        """
         self.wire.kinds()
-        self.protocol.data_received(data)
-        inbox = self.protocol._inbox.chunks
-        inbox[0] = (elapsed_us() - waited_us, inbox[0][1])
+        come(self.served, data, waited_us, evenly=evenly)
         self.turn()
         return self.wire.kinds()
 
@@ -84,8 +79,7 @@ class Ends:
 
     def turn(self) -> None:
         """Handles all that has come."""
-        while self.turns._waiting:
-            take_turn(self.turns)
+        take_turns(self.scheduler)
 
     def settle(self) -> None:
         """Makes calls until header blocks depend on nothing, and the request is remembered."""
@@ -97,3 +91,14 @@ class Ends:
         self.calls.look()
         self.stats.take()
         self.tally("user").take()
+
+
+class Beside(Ends):
+    """Another client of the same service."""
+
+    def __init__(self, first: Ends) -> None:
+        self.health, self.stats = first.health, first.stats
+        self.service, self.tally = first.service, first.tally
+        self.overload, self.calls = first.overload, first.calls
+        self.scheduler, self.memory = first.scheduler, first.memory
+        self.connect()

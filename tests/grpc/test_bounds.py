@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from pathlib import Path
 
 import hpack
@@ -24,14 +25,13 @@ from ratelimit_service.grpc.h2.limits import (
     FRAME_SECONDS,
     HELD_BYTES,
     IDLE_STREAM_SECONDS,
-    INBOX_BYTES,
     MAX_STREAMS,
     MAX_TEXT_BYTES,
 )
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from tests.grpc.chatting import Chatting
-from tests.grpc.ends import Ends
+from tests.grpc.ends import Ends, take_turn
 from tests.grpc.h2_client import HEADERS, Client, messages, refused
 from tests.grpc.served_ends import RULES
 from tests.service.asking import Asking
@@ -270,36 +270,40 @@ async def test_client_that_reads_slowly() -> None:
     ends, client = Ends(), Client()
     shut = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0})
     ends.receive(shut + client.headers() + client.data())
-    ends.protocol.connection.sender.answer(1, b"answer")
+    ends.served.connection.sender.answer(1, b"answer")
     step = BLOCKED_SECONDS - 1
 
     for turn in range(8):
         ends.look(turn * step)
         ends.receive(frames.window_update(1, 1))
         assert not ends.wire.closed
-    ends.protocol.presence.heard = True
+    ends.served.presence.heard = True
     ends.look(8 * step)
     assert not ends.wire.closed
     ends.look(8 * step + BLOCKED_SECONDS + 1)
 
     assert ends.wire.closed
-    assert ends.protocol.connection.reason == "stuck"
+    assert ends.served.connection.reason == "stuck"
 
 
 async def test_pauses_are_counted(tmp_path: Path) -> None:
-    """Each pause in reading from a client is counted once, by its reason."""
+    """Each pause in reading from a client that does not read is counted once."""
     stats = Stats()
     server = H2Server("127.0.0.1:0", Asking(tmp_path, RULES).service, Health(), stats=stats)
-    ends = Ends(memory=server._memory)
-    for _ in range(3):
-        ends.protocol.data_received(b"x" * (INBOX_BYTES + 1))
-    ends.protocol.pause_writing()
-    other = Ends(memory=server._memory)
-    other.protocol.pause_writing()
+    ends, client = Ends(memory=server._memory), Client()
+    ends.wire.unsent = True
+    ends.receive(frames.ping(b"12345678", ack=False))
+    ends.receive(client.headers() + client.data())
+    assert not ends.calls.messages
+    ends.wire.unsent = False
+    assert ends.served.ready(0, select.EPOLLOUT)
+    ends.scheduler.add(ends.served)
+    take_turn(ends.scheduler)
+    assert len(ends.calls.messages) == 1
 
     server._look()
 
-    assert stats.paused_reads == {"unhandled": 1, "unread": 1}
+    assert stats.paused_reads == {"unread": 1}
     await server.stop(0)
 
 

@@ -19,7 +19,6 @@ import pytest
 
 import ratelimit_service
 from ratelimit_service import compiled, wire
-from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import (
     END_HEADERS,
@@ -37,6 +36,7 @@ from ratelimit_service.stores import Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from tests.grpc.ends import come
 from tests.grpc.h2_client import HEADERS
 from tests.grpc.served_ends import Ends, rounds
 from tests.servers.process import PATIENCE_SECONDS
@@ -64,12 +64,11 @@ READING = "grpc/h2/"
 """Where a fault may end a connection: nobody knows where the next frame begins."""
 
 ENDS_A_CONNECTION = {
-    "Backlog.caught_up_us",
     "Sender.blocked",
     "Sender.may_go_on",
     "ServiceCalls._decide_alone",
+    "ServiceCalls._late",
     "ServiceCalls.handle",
-    "ServiceCalls.next_are_late",
     "ServiceCalls.wants_origins",
     "Telling.wants_origins",
 }
@@ -91,9 +90,8 @@ EXCUSED = {
     "Service._tell": _OUTERMOST,
     "ServiceCalls._submit_all": "its calls are handed on with the next ones",
     "_decided": _REPLIES,
-    "Http2Protocol._do_step": "as the turns know no calls, its connection waits until it is closed",
-    "Http2Protocol._flush_now": "what it was to write is written with the next piece",
-    "Http2Protocol.data_received": "the loop closes the socket, and has it forgotten",
+    "Client._do_step": "as the scheduler knows no calls, its connection waits until it is closed",
+    "Client._flush_now": "what it was to write is written with the next visit",
 }
 """What may fail at its first instruction only, and why nothing is there to contain that."""
 
@@ -142,24 +140,20 @@ class Client:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_SECONDS
         with profiled(look):
-            self._read(data)
-            chunks = ends.protocol._inbox.chunks
-            if chunks:
-                chunks[0] = (elapsed_us() - waited_us, chunks[0][1])
+            self._come(data, waited_us)
             ends.turn()
             while not (ends.wire.written or ends.wire.closed) and loop.time() < deadline:
                 await asyncio.sleep(0)
             await rounds()
         return ends.wire.kinds()
 
-    def _read(self, data: bytes) -> None:
-        """Has bytes read, as the loop does it: what fails with them loses its socket."""
-        protocol = self.ends.protocol
+    def _come(self, data: bytes, waited_us: int) -> None:
+        """Has bytes come, as the scheduler does it: whom it cannot hear it drops."""
+        served = self.ends.served
         try:
-            protocol.data_received(data)
+            come(served, data, waited_us)
         except FaultError as error:
-            self.ends.wire.abort()
-            protocol.connection_lost(error)
+            served.fail(error)
 
     def _odd(self, call: bytes) -> bytes:
         """The same call in pieces, between frames of all kinds."""
@@ -206,7 +200,6 @@ class Client:
         self.ends.receive(self.ends.client.ack())
         for _ in range(6):
             await self.call(ignore, fresh=True)
-        self.ends.protocol.backlog.late_us = elapsed_us()
 
 
 def ignore(_: CodeType) -> None: ...
@@ -279,7 +272,6 @@ async def test_each_function_fails_once(client: Client) -> None:
     functions = [code for code in met if _is_looked_at(code)]
 
     for code in functions:
-        ends.protocol.backlog.late_us = elapsed_us()
         failed: list[str] = []
 
         def fail(called: CodeType, code: CodeType = code, failed: list[str] = failed) -> None:
@@ -293,10 +285,10 @@ async def test_each_function_fails_once(client: Client) -> None:
         if ends.wire.closed:
             assert code.co_qualname in ENDS_A_CONNECTION, name
             assert FrameType.GOAWAY in said, name
-            ends.protocol.connection_lost(None)
+            ends.served.abort()
             await client.connect()
         assert await client.is_counted_again(), name
-        assert ends.protocol.undecided == 0, name
+        assert ends.served.undecided == 0, name
         assert not any(ends.calls._pending.since_us), name
 
     assert functions
@@ -308,7 +300,7 @@ async def test_each_function_of_reading_fails_once(reading: Client) -> None:
     It is counted, and the calls of others are counted all the same.
     """
     ends, met = reading.ends, dict[CodeType, None]()
-    neighbour = ends.protocol, ends.wire, ends.client
+    neighbour = ends.served, ends.wire, ends.client
 
     def meet(code: CodeType) -> None:
         met[code] = None
@@ -319,7 +311,7 @@ async def test_each_function_of_reading_fails_once(reading: Client) -> None:
 
     for code in functions:
         await reading.connect()
-        protocol, faults = ends.protocol, ends.stats.refusals["internal"]
+        served, faults = ends.served, ends.stats.refusals["internal"]
         failed: list[str] = []
 
         def fail(called: CodeType, code: CodeType = code, failed: list[str] = failed) -> None:
@@ -336,12 +328,12 @@ async def test_each_function_of_reading_fails_once(reading: Client) -> None:
             assert FrameType.GOAWAY in said, name
         else:
             assert await reading.is_counted_again(), name
-        protocol.connection_lost(None)
+        served.abort()
         await rounds()
-        assert protocol.undecided == protocol._inbox.size == ends.memory.held == 0, name
+        assert served.undecided == ends.memory.held == 0, name
         assert not any(ends.calls._pending.since_us), name
 
-        ends.protocol, ends.wire, ends.client = neighbour
+        ends.served, ends.wire, ends.client = neighbour
         odd, reading.odd = reading.odd, False
         assert await reading.is_counted_again(), name
         reading.odd = odd

@@ -38,13 +38,13 @@ def overloaded(tmp_path: Path, rules: str = RULES) -> Ends:
     ends.settle()
     ends.overload.looks()
     ends.overload._looks = 1_000  # as after as many denials
-    ends.receive(frames_of(ends, 2, "user=other"), waited_us=LATE_US)
+    ends.receive(frames_of(ends, 2, "user=other"), waited_us=LATE_US, evenly=False)
     return ends
 
 
 def late(ends: Ends, number: int, descriptors: str = OVER) -> tuple[int, int]:
     """How many of so many late calls are answered, and how many refused."""
-    said = ends.receive(frames_of(ends, number, descriptors), waited_us=LATE_US)
+    said = ends.receive(frames_of(ends, number, descriptors), waited_us=LATE_US, evenly=False)
     return said.count(FrameType.DATA), said.count(FrameType.RST_STREAM)
 
 
@@ -67,10 +67,10 @@ async def test_others_are_refused(tmp_path: Path) -> None:
     ends.receive(frames_of(ends, 6) + frames_of(ends, 2, "user=b"))
 
     data = b"".join(frames_of(ends, 1) + frames_of(ends, 2, "user=c") for _ in range(20))
-    said = ends.receive(data, waited_us=LATE_US)
+    said = ends.receive(data, waited_us=LATE_US, evenly=False)
 
     assert (said.count(FrameType.DATA), said.count(FrameType.RST_STREAM)) == (20, 40)
-    assert len(ends.protocol.connection.streams) == 0
+    assert len(ends.served.connection.streams) == 0
 
 
 async def test_it_is_the_answer_that_counting_would_give(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_with_redis_the_local_cache_is_asked(tmp_path: Path) -> None:
     ends = Ends(Asking(tmp_path, RULES, store=LocalCache(Over(), 1 << 20, Stats())))
     ends.settle()
     ends.overload.looks()
-    ends.receive(frames_of(ends, 2, "user=other"), waited_us=LATE_US)
+    ends.receive(frames_of(ends, 2, "user=other"), waited_us=LATE_US, evenly=False)
     ends.receive(frames_of(ends, 2))
     ends.receive(frames_of(ends, 2))
 

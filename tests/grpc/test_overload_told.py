@@ -36,7 +36,7 @@ class Keeping:
 def ends_of(tmp_path: Path) -> Ends:
     ends = Ends(Asking(tmp_path, RULES, store=Timed()))
     ends.settle()
-    ends.protocol.connection.callers.peer = "10.0.0.7"
+    ends.served.connection.callers.peer = "10.0.0.7"
     return ends
 
 

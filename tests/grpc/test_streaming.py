@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable
 from pathlib import Path
 
+from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.grpc.h2 import client as served
 from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.client import Visit
 from ratelimit_service.grpc.h2.connection import Received
 from ratelimit_service.grpc.h2.events import Ended, Message
 from ratelimit_service.grpc.h2.frames import (
@@ -16,12 +20,10 @@ from ratelimit_service.grpc.h2.frames import (
     SettingId,
 )
 from ratelimit_service.grpc.h2.limits import MAX_WATCHES
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
 from tests.grpc.chatting import Chatting
-from tests.grpc.ends import Ends
+from tests.grpc.ends import Ends, take_turns
 from tests.grpc.served_ends import RULES, rounds
 from tests.grpc.served_ends import Ends as ServedEnds
-from tests.grpc.taken_turns import take_turn
 from tests.service.asking import Asking
 
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -100,29 +102,29 @@ def test_window_of_a_streaming_call() -> None:
 async def test_chat_goes_on_when_the_client_reads_again() -> None:
     """Messages of a client that does not read wait, and are handed on once it reads."""
     ends, client = Ends(), Chatting()
-    ends.protocol.connection = client.connection
+    ends.served.connection = client.connection
     answered = []
 
-    def handle(protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
+    def handle(client: served.Client, received: Received, visit: Visit) -> None:
         for event in received.events:
             if isinstance(event, Message):
                 answered.append(event.message)
-                protocol.connection.sender.send(event.stream_id, b"answer")
+                client.connection.sender.send(event.stream_id, b"answer")
                 if len(answered) == 3:
-                    protocol.pause_writing()
+                    ends.wire.unsent = True
+                    client.flush()
 
     ends.calls.handle = handle  # type: ignore[method-assign]
     body = b"".join(b"\0\0\0\0\1" + bytes((number,)) for number in range(20))
     ends.receive(client.chat() + frames.frame(FrameType.DATA, 0, 1, body))
     assert len(answered) == 3
-    assert not ends.wire.reading
 
-    ends.protocol.resume_writing()
-    while ends.turns._waiting:
-        take_turn(ends.turns)
+    ends.wire.unsent = False
+    if ends.served.ready(elapsed_us(), select.EPOLLOUT):
+        ends.scheduler.add(ends.served)
+    take_turns(ends.scheduler)
 
     assert len(answered) == 20
-    assert ends.wire.reading
 
 
 async def test_a_watch_ends_with_its_stream(tmp_path: Path) -> None:
@@ -169,6 +171,7 @@ async def test_watches_have_a_bound(tmp_path: Path) -> None:
 
     assert watching == len(asyncio.all_tasks()) - before == MAX_WATCHES
     assert (first.count(FrameType.HEADERS), more.count(FrameType.HEADERS)) == (5, 1)
-    ends.protocol.connection_lost(None)
+    ends.served.abort()
+    take_turns(ends.scheduler)
     await rounds()
     assert len(asyncio.all_tasks()) == before

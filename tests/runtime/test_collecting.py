@@ -6,11 +6,10 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from time import thread_time_ns
 
 import pytest
 
-from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.runtime import process
 
 
@@ -58,7 +57,6 @@ class Steps:
 
     def turn(self) -> None:
         """Does what waits for the loop's next round, in which it has nothing else to do."""
-        shared_turns()._asked_ns = thread_time_ns()  # as if the loop had done nothing since
         soon, self._soon = self._soon, []
         for each in soon:
             each()
@@ -190,18 +188,16 @@ def test_what_is_counted_stays_small(steps: Steps, monkeypatch: pytest.MonkeyPat
 
 
 def test_collections_take_turns(steps: Steps) -> None:
-    """While other work waits for its turn, a collection does so as well."""
+    """While a turn is due, a collection of what is new waits for it."""
     for _ in range(2):
         steps.turn()
     knot = Knot()
     gone = weakref.ref(knot)
     del knot
-    shared_turns().go_on(lambda: None)
+    shared_scheduler().go_on(lambda: None)
     steps.look()
     assert gone() is not None
 
-    steps.turn()
-    assert gone() is not None
     steps.turn()
 
     assert gone() is None

@@ -10,7 +10,7 @@ import socket
 
 import pytest
 
-from ratelimit_service.net.accepting import Guests
+from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
@@ -49,7 +49,7 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
         Stats(),
         Health(),
         Rulebook(),
-        Guests(),
+        ConnectionLimiter(),
         lambda: None,
         lambda _: None,
     )

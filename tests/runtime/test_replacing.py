@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import uvloop
 
-from ratelimit_service.net.accepting import Guests
+from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
@@ -67,7 +67,7 @@ def so_many(count: int, health: Health) -> Workers:
         Stats(),
         health,
         Rulebook(),
-        Guests(),
+        ConnectionLimiter(),
         lambda: None,
         lambda _: None,
     )

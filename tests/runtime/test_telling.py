@@ -8,7 +8,7 @@ import socket
 
 from ratelimit_service import __version__
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.net.accepting import Guests
+from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Tallies
 from ratelimit_service.rules.build import Former, Version, build
@@ -60,7 +60,7 @@ async def test_changes_reach_early_and_late_workers() -> None:
     """After any number of changes both have the rules of now, and few bytes were sent for each."""
     book = Rulebook()
     workers = Workers(
-        Settings(), 1, Stats(), Health(), book, Guests(), lambda: None, lambda _: None
+        Settings(), 1, Stats(), Health(), book, ConnectionLimiter(), lambda: None, lambda _: None
     )
     early = Told()
     early.version = __version__

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.net.accepting import Guests
+from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
@@ -37,7 +37,7 @@ def one() -> Workers:
         Stats(),
         Health(),
         Rulebook(),
-        Guests(),
+        ConnectionLimiter(),
         lambda: None,
         lambda _: None,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -13,9 +12,9 @@ import redis
 import uvloop
 
 from ratelimit_service import compiled
-from ratelimit_service.eventloop import turns
+from ratelimit_service.eventloop import scheduler
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.eventloop.turns import TURN_US, shared_turns
+from ratelimit_service.eventloop.scheduler import TURN_US, shared_scheduler
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
@@ -51,15 +50,17 @@ def take_a_turn() -> None:
 
 
 class Bytes:
-    """A client that has sent so many pieces, each of which takes a turn."""
+    """A client that has sent something for so many visits, each of which takes a turn."""
 
     used_us = 0
-    dear, brought_calls, late, little_pieces = False, True, False, 0
 
     def __init__(self, pieces: int, take: Callable[[], None] = take_a_turn) -> None:
         self._pieces, self._take, self.handled = pieces, take, 0
 
-    def handle_piece(self, _now_us: int, *, at_once: bool = False) -> bool:
+    def ready(self, since_us: int, events: int) -> bool:
+        return True
+
+    def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
         self._take()
         self.handled += 1
         return self.handled < self._pieces
@@ -117,13 +118,12 @@ async def test_many_replies_at_once() -> None:
 
 @pytest.mark.skipif(compiled(), reason="its clock cannot be changed then")
 async def test_replies_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many large replies are handed on in a turn as fit into its time, if there is another.
+    """As many large replies are handed on in a turn as fit into its time, before any bytes.
 
     So what is asked for in a turn of bytes does not take several turns to come back.
     """
     now_us = 0
-    monkeypatch.setattr(turns, "thread_time_ns", lambda: 0)  # the loop has nothing else to do
-    monkeypatch.setattr(turns, "elapsed_us", lambda: now_us)
+    monkeypatch.setattr(scheduler, "elapsed_us", lambda: now_us)
 
     def take_a_third(number: int, reply: Reply) -> None:
         nonlocal now_us
@@ -135,18 +135,17 @@ async def test_replies_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         now_us += TURN_US
 
     way, client = Way(), Bytes(3, take_a_turn)
-    client.dear = True  # so that it is not handled as it comes
     for number in range(7):
         way.connection.send([("PING",)], [partial(take_a_third, number)])
-    shared_turns().add(client, now_us)
+    shared_scheduler().add(client)
 
     way.say(7)
 
     found = []
-    while len(way.told) < 7:
+    while client.handled < 3:
         await asyncio.sleep(0)
         found.append((len(way.told), client.handled))
-    assert found == [(3, 0), (3, 1), (6, 1), (6, 2), (7, 2)]
+    assert found == [(4, 0), (7, 1), (7, 2), (7, 3)]
 
 
 async def test_a_reply_without_end() -> None:
@@ -199,12 +198,12 @@ async def test_replies_beside_bytes(first: str) -> None:
     for way in ways:
         way.ask(4)
     if first == "bytes":
-        shared_turns().add(client, elapsed_us())
+        shared_scheduler().add(client)
         before = client.handled
     for way in ways:
         way.say(4)
     if first == "replies":
-        shared_turns().add(client, elapsed_us())
+        shared_scheduler().add(client)
         before = 0
 
     found: list[int] = []
@@ -217,45 +216,19 @@ async def test_replies_beside_bytes(first: str) -> None:
     assert max(found) == 1
 
 
-@pytest.mark.skipif(compiled(), reason="its clock cannot be changed then")
-async def test_reply_after_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply that is read right after a turn of bytes is handed on in the next one."""
-    now_us = 0
-    monkeypatch.setattr(turns, "thread_time_ns", lambda: 0)  # the loop has nothing else to do
-
-    def take_a_turn() -> None:
-        nonlocal now_us
-        now_us += TURN_US
-
-    monkeypatch.setattr(turns, "elapsed_us", lambda: now_us)
-    way, client = Way(), Bytes(1, take_a_turn)
-    client.dear = True  # so that it is not handled as it comes
+async def test_reply_before_a_turn() -> None:
+    """A reply that is read while a turn is due is handed on in it, before any bytes."""
+    way, client = Way(), Bytes(1, lambda: told.extend(way.told))
+    told: list[tuple[int, bool]] = []
     way.ask(1)
-    shared_turns().add(client, now_us)
-    while not client.handled:
-        await asyncio.sleep(0)
+    shared_scheduler().add(client)
 
     way.say(1)
-
     assert way.told == []
     await asyncio.sleep(0)
-    assert way.told == [(0, True)]
 
-
-async def test_bytes_after_much_else() -> None:
-    """If a round of the loop had much else to do, bytes wait for the next one, and no longer."""
-    client = Bytes(3)
-    client.dear = True  # so that none are handled as they come
-    shared_turns().add(client, elapsed_us())
-    found = []
-    while client.handled < 3:
-        until = time.thread_time() + 2 * TURN_US / 1_000_000
-        while time.thread_time() < until:
-            pass
-        await asyncio.sleep(0)
-        found.append(client.handled)
-
-    assert found == [0, 1, 1, 2, 2, 3]
+    assert client.handled == 1
+    assert told == [(0, True)]
 
 
 @pytest.mark.parametrize(

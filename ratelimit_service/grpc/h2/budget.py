@@ -35,9 +35,8 @@ class Memory:
         self.most = most
         self.held = 0
         self.connections = 0
-        self.paused_unhandled = self.paused_unread = 0
-        """How often reading from a client was paused: because too many of its bytes waited to be
-        handled, and because it did not read our answers."""
+        self.paused_unread = 0
+        """How often a client was not read from for a while, since it did not read our answers."""
 
     @property
     def share(self) -> int:

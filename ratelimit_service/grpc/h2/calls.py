@@ -9,6 +9,13 @@ from typing import Final
 
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.grpc.h2.admission import (
+    FRESH_US,
+    in_time,
+    refused,
+    too_slow,
+)
+from ratelimit_service.grpc.h2.client import Client, Visit
 from ratelimit_service.grpc.h2.connection import (
     Calls,
     Cancelled,
@@ -21,8 +28,7 @@ from ratelimit_service.grpc.h2.connection import (
 from ratelimit_service.grpc.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
 from ratelimit_service.grpc.h2.gathered import Gathered, Pending, answer_each, rank_of
 from ratelimit_service.grpc.h2.limits import MAX_WATCHES
-from ratelimit_service.grpc.h2.overload import Allowance, Overload, too_slow
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
+from ratelimit_service.grpc.h2.overload import Overload
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.service import NEVER, RANKS, Refusal, Service, counted_until
@@ -37,8 +43,9 @@ _WATCH: Final = f"/{HEALTH_SERVICE}/Watch".encode()
 _TAG: Final = b"\x12"
 """What stands in front of each descriptor of a request, and of each entry's value."""
 
-_ENOUGH: Final = 16
-"""So many calls are a batch of their own: with more of them each would cost little less."""
+_FEW: Final = 16
+"""So many calls of a client that is alone are decided as soon as they are read. More of them are
+decided at the end of the turn, which finds out how long that takes."""
 
 _MANY: Final = 32
 """A call that costs more than so many usual calls is planned in a turn of its own, and counted in
@@ -62,43 +69,51 @@ class ServiceCalls:
         self._service = service
         self._health = health
         self._overload = overload
-        self.allowance = Allowance()
         self._gathered: dict[tuple[int, bool, int], Gathered] = {}
         """The calls of this turn that are to be decided, by what they have in common: about how
         long their callers wait, whether nobody asks who they are, and their rank."""
         self._pending = Pending(service)
-        self._store_us: list[int] = []
+        self._waits_us: list[int] = []
         """How long calls of each rank wait in the store; -1 where nobody has asked."""
         self._store_looked_us = 0
         """When that was forgotten last, by `elapsed_us`."""
         self._told = 0
         """Of how many refused calls listeners were told in this second."""
-        self._watches: dict[Http2Protocol, dict[int, asyncio.Task[None]]] = {}
+        self._watches: dict[Client, dict[int, asyncio.Task[None]]] = {}
         """The calls that wait for changes of health, by their connections and streams."""
 
-    def handle(self, protocol: Http2Protocol, received: Received, *, at_once: bool) -> None:
-        """Hands on the calls of one read that ask for a decision, and answers the others.
-
-        They are decided `at_once`, or together with those of others at the end of the turn.
-        """
-        events, unusual = received.events, received.unusual
+    def handle(self, client: Client, received: Received, visit: Visit) -> None:
+        """Hands on the calls of one visit that ask for a decision, and answers the others."""
+        events = received.events
         alone = len(events) == 1
+        late = None
+        if visit.oldest_us > FRESH_US or client.late or any(self._pending.since_us):
+            late = self._late(client, visit, events)
         for event in events:
             try:
                 if isinstance(event, Calls):
-                    calls = event if alone else _still_open(protocol, event)
+                    calls, waited_us = event, visit.oldest_us
+                    if not alone:
+                        calls = _still_open(client, event)
+                    if late is not None:
+                        calls = self._in_time(client, calls, late)
+                        waited_us = late.waited_us(len(event.stream_ids) - len(calls.stream_ids))
+                        late.before += len(event.stream_ids)
                     if calls.head.path != _DECIDE:
-                        self._call_all(protocol, calls)
+                        self._call_all(client, calls)
                     elif calls.stream_ids:
-                        self._decide(protocol, calls, unusual=unusual, at_once=at_once)
+                        arrived_us = visit.now_us - waited_us
+                        self._decide(client, calls, visit, arrived_us, unusual=received.unusual)
                 elif isinstance(event, Message):
-                    protocol.connection.sender.send(event.stream_id, reflect(event.message))
+                    client.connection.sender.send(event.stream_id, reflect(event.message))
                 elif isinstance(event, Ended):
-                    protocol.connection.sender.finish(event.stream_id)
+                    client.connection.sender.finish(event.stream_id)
                 else:
-                    self._cancel(protocol, event)
+                    self._cancel(client, event)
             except Exception as error:
-                self._fail(protocol, _streams(event), error)
+                self._fail(client, _streams(event), error)
+        if late is not None:
+            client.late = late.refused
 
     @property
     def wants_origins(self) -> bool:
@@ -106,39 +121,48 @@ class ServiceCalls:
         telling = self._service.telling
         return bool(telling.listeners) or (telling.tracer is not None and telling.wants_origins)
 
-    def next_are_late(self, protocol: Http2Protocol) -> bool:
-        """Whether the next calls are not counted, if their callers wait as long as those before."""
+    def _late(self, client: Client, visit: Visit, events: list[Event]) -> _Late | None:
+        """What is known of calls that may be late; None if none can be."""
         try:
-            return self.are_late(protocol, protocol.backlog.timeout_us)
-        except Exception as error:  # each is looked at by itself
+            store_us = self._store_us(client, visit.now_us)
+            if visit.oldest_us + store_us <= FRESH_US and not client.late:
+                return None
+            return _Late(visit, events, store_us)
+        except Exception as error:  # then they are counted
             self._service.bug(error)
-            return False
+            return None
 
-    def are_late(self, protocol: Http2Protocol, timeout_us: int) -> bool:
-        """Whether the next calls of a connection are not counted, if their callers wait so long."""
-        backlog, now_us = protocol.backlog, protocol.now_us
-        if backlog.is_late(now_us, protocol.waited_us, timeout_us):
-            return True
-        # Where calls wait for us and for the store, both must leave time for an answer.
-        store_us = self.store_us(protocol)
-        waited_us = now_us - protocol.arrived_us
-        return store_us is not None and too_slow(waited_us + store_us, timeout_us)
+    def _in_time(self, client: Client, calls: Calls, late: _Late) -> Calls:
+        """Refuses those calls for which there is no time, or denies them; returns the others."""
+        patience_us = calls.head.timeout_us
+        if patience_us is None or calls.head.path != _DECIDE:
+            return calls
+        client.patience_us = patience_us
+        visit, total = late.visit, late.total
+        waited_us = visit.oldest_us, visit.newest_us
+        counted = in_time(total, *waited_us, visit.each_us, patience_us, late.store_us)
+        away = refused(len(calls.stream_ids), late.before, total, counted)
+        if not away:
+            return calls
+        late.refused = True
+        self._turn_away(client, _some(calls, range(away)))
+        return _some(calls, range(away, len(calls.stream_ids)))
 
-    def store_us(self, protocol: Http2Protocol) -> int | None:
+    def _store_us(self, client: Client, now_us: int) -> int:
         """How long a new call would wait in the store, as far as is known.
 
         That is as long as the oldest one before it has waited, or longer, if so many wait.
         """
         service = self._service
         if not service.waits:
-            return None
-        rank, now_us = rank_of(protocol.most_undecided()), protocol.now_us
-        if not self._store_us or not 0 <= now_us - self._store_looked_us < _STORE_LOOK_US:
-            self._store_us, self._store_looked_us = [-1] * RANKS, now_us
-        store_us = self._store_us[rank]
+            return 0
+        rank = rank_of(client.most_undecided())
+        if not self._waits_us or not 0 <= now_us - self._store_looked_us < _STORE_LOOK_US:
+            self._waits_us, self._store_looked_us = [-1] * RANKS, now_us
+        store_us = self._waits_us[rank]
         if store_us < 0:
             store_us = max(self._pending.oldest_us(now_us, rank), service.wait_us(rank))
-            self._store_us[rank] = store_us
+            self._waits_us[rank] = store_us
         return store_us
 
     def look(self) -> None:
@@ -154,41 +178,38 @@ class ServiceCalls:
         """Counts and logs a fault of ours."""
         self._service.bug(error)
 
-    def _fail(self, protocol: Http2Protocol, stream_ids: Sequence[int], error: Exception) -> None:
+    def _fail(self, client: Client, stream_ids: Sequence[int], error: Exception) -> None:
         """Refuses those of the calls that were not answered before the error."""
         refusal = self._refusal(error)
         for stream_id in stream_ids:
-            protocol.connection.sender.finish(stream_id, refusal.code, refusal.message)
+            client.connection.sender.finish(stream_id, refusal.code, refusal.message)
 
-    def forget(self, protocol: Http2Protocol) -> None:
+    def forget(self, client: Client) -> None:
         """Ends the watches of a connection that is gone."""
-        for task in self._watches.get(protocol, {}).values():
+        for task in self._watches.get(client, {}).values():
             task.cancel()
 
     def _decide(
-        self, protocol: Http2Protocol, calls: Calls, *, unusual: bool, at_once: bool
+        self, client: Client, calls: Calls, visit: Visit, arrived_us: int, *, unusual: bool
     ) -> None:
-        """Has calls decided, unless there is no time to count them."""
-        timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
+        """Has calls decided that have come at that time, or later."""
+        timeout_us = calls.head.timeout_us
         deadline_us = NEVER
         if timeout_us is not None:
-            if not protocol.fresh and self.are_late(protocol, timeout_us):
-                self._turn_away(protocol, calls)
-                return
-            protocol.backlog.timeout_us = timeout_us
+            client.patience_us = timeout_us
             deadline_us = counted_until(arrived_us, timeout_us)
         weight = len(calls.stream_ids)
         if unusual:
             if max(map(len, calls.messages)) > LONG_BYTES:
-                calls = self._decide_large(protocol, calls, deadline_us)
+                calls = self._decide_large(client, calls, deadline_us, arrived_us)
                 if not calls.stream_ids:
                     return
             weight = _weight(calls.messages)
-        rank = rank_of(protocol.most_undecided(weight)) if self._service.waits else 0
-        if at_once or weight >= _ENOUGH:
-            alone = Gathered(self._pending, rank, protocol, calls, deadline_us, weight)
+        rank = rank_of(client.most_undecided(weight)) if self._service.waits else 0
+        if visit.alone and weight < _FEW:
+            alone = Gathered(self._pending, rank, client, calls, deadline_us, weight)
             try:
-                alone.submit(protocol.now_us)
+                alone.submit(visit.now_us)
             except Exception as error:
                 alone.fail(error)
             return
@@ -196,14 +217,12 @@ class ServiceCalls:
         key = patience, calls.origins is None, rank
         gathered = self._gathered.get(key)
         if gathered is None:
-            self._gathered[key] = Gathered(
-                self._pending, rank, protocol, calls, deadline_us, weight
-            )
+            self._gathered[key] = Gathered(self._pending, rank, client, calls, deadline_us, weight)
         else:
-            gathered.add(protocol, calls, deadline_us, weight)
-        protocol.at_end_of_turn(self._submit_all, weight)
+            gathered.add(client, calls, deadline_us, weight)
+        client.at_end_of_turn(self._submit_all, weight)
 
-    def _turn_away(self, protocol: Http2Protocol, calls: Calls) -> None:
+    def _turn_away(self, client: Client, calls: Calls) -> None:
         """Denies those of late calls whose callers are known to be over, and refuses the others."""
         overload = self._overload
         stream_ids, messages, origins = calls.stream_ids, calls.messages, calls.origins
@@ -216,12 +235,12 @@ class ServiceCalls:
             known = [place for place, answer in enumerate(found) if answer is not None]
             answers = [answer for answer in found if answer is not None]
             its_ids = [stream_ids[place] for place in known]
-            done = protocol.connection.sender.answer_whole(its_ids, answers)
-            answer_each(self._service, protocol, its_ids, answers, done=done)
+            done = client.connection.sender.answer_whole(its_ids, answers)
+            answer_each(self._service, client, its_ids, answers, done=done)
             denied = len(known)
             if denied:
                 calls = _some(calls, sorted(set(range(len(stream_ids))).difference(known)))
-        protocol.connection.sender.refuse(calls.stream_ids)
+        client.connection.sender.refuse(calls.stream_ids)
         overload.turned_away(denied, len(calls.stream_ids))
         self._tell_refused(calls)
 
@@ -233,7 +252,9 @@ class ServiceCalls:
         self._told += len(told)
         self._service.telling.turned_away(told, len(calls.stream_ids) - len(told))
 
-    def _decide_large(self, protocol: Http2Protocol, calls: Calls, deadline_us: int) -> Calls:
+    def _decide_large(
+        self, client: Client, calls: Calls, deadline_us: int, arrived_us: int
+    ) -> Calls:
         """Has those calls decided one by one, in turns of their own, that have many descriptors.
 
         Returns the others.
@@ -245,40 +266,39 @@ class ServiceCalls:
                 others.append(place)
                 continue
             one = _some(calls, (place,))
-            arrived_us = protocol.arrived_us
-            step = partial(self._decide_alone, protocol, one, deadline_us, arrived_us)
-            protocol.in_a_turn_alone(step, weight)
+            step = partial(self._decide_alone, client, one, deadline_us, arrived_us)
+            client.in_a_turn_alone(step)
         return calls if len(others) == len(calls.messages) else _some(calls, others)
 
     def _decide_alone(
-        self, protocol: Http2Protocol, calls: Calls, deadline_us: int, arrived_us: int
+        self, client: Client, calls: Calls, deadline_us: int, arrived_us: int
     ) -> None:
         """Has calls decided, in a turn of their own."""
         try:
-            self._decide_in_time(protocol, calls, deadline_us, arrived_us)
+            self._decide_in_time(client, calls, deadline_us, arrived_us)
         except Exception as error:
-            self._fail(protocol, calls.stream_ids, error)
-            protocol.flush_soon()
+            self._fail(client, calls.stream_ids, error)
+            client.flush_soon()
 
     def _decide_in_time(
-        self, protocol: Http2Protocol, calls: Calls, deadline_us: int, arrived_us: int
+        self, client: Client, calls: Calls, deadline_us: int, arrived_us: int
     ) -> None:
         """Has calls decided, unless they have waited for their turn for too long."""
         timeout_us = calls.head.timeout_us
         if timeout_us is not None and too_slow(elapsed_us() - arrived_us, timeout_us):
-            self._turn_away(protocol, calls)
-            protocol.flush_soon()
+            self._turn_away(client, calls)
+            client.flush_soon()
             return
         # The next one waits for its answer: a store has no more than one before small calls.
         weight = _weight(calls.messages)
-        rank = rank_of(protocol.most_undecided(weight))
-        protocol.hold_steps()
+        rank = rank_of(client.most_undecided(weight))
+        client.hold_steps()
         try:
-            alone = Gathered(self._pending, rank, protocol, calls, deadline_us, weight)
+            alone = Gathered(self._pending, rank, client, calls, deadline_us, weight)
         except Exception:
-            protocol.release_steps()
+            client.release_steps()
             raise
-        alone.then = protocol.release_steps
+        alone.then = client.release_steps
         try:
             alone.submit(elapsed_us())
         except Exception as error:
@@ -293,13 +313,13 @@ class ServiceCalls:
             except Exception as error:  # its fault must not cost the others their answers
                 gathered.fail(error)
 
-    def _call_all(self, protocol: Http2Protocol, calls: Calls) -> None:
+    def _call_all(self, client: Client, calls: Calls) -> None:
         """Answers calls that ask for no decision."""
         for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True):
-            self._call(protocol, calls.head.path, stream_id, message)
+            self._call(client, calls.head.path, stream_id, message)
 
-    def _call(self, protocol: Http2Protocol, path: bytes, stream_id: int, message: bytes) -> None:
-        connection = protocol.connection
+    def _call(self, client: Client, path: bytes, stream_id: int, message: bytes) -> None:
+        connection = client.connection
         if path == _CHECK:
             answer = self._health.check(message)
             if isinstance(answer, Refusal):
@@ -307,32 +327,32 @@ class ServiceCalls:
             else:
                 connection.sender.answer(stream_id, answer)
             return
-        watches = self._watches.setdefault(protocol, {})
+        watches = self._watches.setdefault(client, {})
         if len(watches) >= MAX_WATCHES:
             text = f"a connection may have {MAX_WATCHES} calls of Watch at once"
             connection.sender.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
             return
-        task = asyncio.get_running_loop().create_task(self._watch(protocol, stream_id, message))
+        task = asyncio.get_running_loop().create_task(self._watch(client, stream_id, message))
         watches[stream_id] = task
-        task.add_done_callback(partial(self._watched, protocol, stream_id))
+        task.add_done_callback(partial(self._watched, client, stream_id))
 
-    def _watched(self, protocol: Http2Protocol, stream_id: int, _: object) -> None:
+    def _watched(self, client: Client, stream_id: int, _: object) -> None:
         """Forgets a watch that is over."""
-        watches = self._watches[protocol]
+        watches = self._watches[client]
         del watches[stream_id]
         if not watches:
-            del self._watches[protocol]
+            del self._watches[client]
 
-    async def _watch(self, protocol: Http2Protocol, stream_id: int, message: bytes) -> None:
+    async def _watch(self, client: Client, stream_id: int, message: bytes) -> None:
         try:
             async for answer in self._health.watch(message):
-                protocol.connection.sender.send(stream_id, answer)
-                protocol.flush()
-            protocol.connection.sender.finish(stream_id)
+                client.connection.sender.send(stream_id, answer)
+                client.flush()
+            client.connection.sender.finish(stream_id)
         except Exception as error:
             refusal = self._refusal(error)
-            protocol.connection.sender.finish(stream_id, refusal.code, refusal.message)
-        protocol.flush()
+            client.connection.sender.finish(stream_id, refusal.code, refusal.message)
+        client.flush()
 
     def _refusal(self, error: Exception) -> Refusal:
         """What the caller is told if its request cannot be read, or met a fault of ours."""
@@ -340,10 +360,32 @@ class ServiceCalls:
             return Refusal(error.code, str(error))
         return self._service.bug(error)
 
-    def _cancel(self, protocol: Http2Protocol, event: Cancelled) -> None:
-        task = self._watches.get(protocol, {}).get(event.stream_id)
+    def _cancel(self, client: Client, event: Cancelled) -> None:
+        task = self._watches.get(client, {}).get(event.stream_id)
         if task is not None:
             task.cancel()
+
+
+class _Late:
+    """What is known of the calls of a visit that may be late."""
+
+    __slots__ = ("before", "refused", "store_us", "total", "visit")
+
+    def __init__(self, visit: Visit, events: list[Event], store_us: int) -> None:
+        self.visit = visit
+        self.store_us = store_us
+        calls = sum(len(each.stream_ids) for each in events if isinstance(each, Calls))
+        self.total = calls + int(calls * visit.behind)
+        """How many calls there are, with those that come behind them."""
+        self.before = 0
+        """How many of them came in events before."""
+        self.refused = False
+
+    def waited_us(self, refused: int) -> int:
+        """How long the next call has waited, behind so many that were refused."""
+        visit = self.visit
+        came_us = (visit.oldest_us - visit.newest_us) * (self.before + refused) // (self.total or 1)
+        return visit.oldest_us - came_us
 
 
 def _weight(messages: Sequence[bytes]) -> int:
@@ -360,9 +402,9 @@ def _streams(event: Event) -> list[int]:
     return event.stream_ids if isinstance(event, Calls) else [event.stream_id]
 
 
-def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
+def _still_open(client: Client, calls: Calls) -> Calls:
     """The calls without those that the same read has also cancelled."""
-    connection = protocol.connection
+    connection = client.connection
     ids = calls.stream_ids
     still = [place for place, stream_id in enumerate(ids) if connection.is_open(stream_id)]
     return calls if len(still) == len(ids) else _some(calls, still)

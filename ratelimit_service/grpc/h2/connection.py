@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError, Memory
 from ratelimit_service.grpc.h2.callers import Callers
 from ratelimit_service.grpc.h2.control import Control
-from ratelimit_service.grpc.h2.costs import LARGE_BYTES, RECORD_US
+from ratelimit_service.grpc.h2.costs import RECORD_US
 from ratelimit_service.grpc.h2.events import (
     Calls,
     Cancelled,
@@ -34,7 +34,7 @@ from ratelimit_service.grpc.h2.events import (
 from ratelimit_service.grpc.h2.frames import PREFACE, ErrorCode
 from ratelimit_service.grpc.h2.headers import HeaderReader
 from ratelimit_service.grpc.h2.life import Leaving, Life, Opening
-from ratelimit_service.grpc.h2.limits import ACK_SECONDS, FRAME_SECONDS, STREAM_BYTES
+from ratelimit_service.grpc.h2.limits import ACK_SECONDS, FRAME_SECONDS
 from ratelimit_service.grpc.h2.open_streams import OpenStreams
 from ratelimit_service.grpc.h2.receiving import Receiver
 from ratelimit_service.grpc.h2.sending import Sender
@@ -68,7 +68,7 @@ class Connection:
         self._data = b""
         self._at = 0
         """The offset in the data at which the first unhandled frame begins."""
-        self._cut_short = False
+        self.cut_short = False
         """Whether complete frames wait for the next call of `receive`."""
         self._moved = 0
         """When the last frame was handled."""
@@ -85,7 +85,12 @@ class Connection:
         sender = self.sender
         if sender.opened or (self.streams.blocked and sender.window > 0):
             return True
-        return self._cut_short or (bool(sender.resumable) and not self.congested)
+        return self.cut_short or (bool(sender.resumable) and not self.congested)
+
+    @property
+    def unhandled(self) -> int:
+        """How many bytes wait for the next call of `receive`."""
+        return len(self._data) - self._at
 
     @property
     def greeted(self) -> bool:
@@ -110,7 +115,7 @@ class Connection:
         """
         events: list[Event] = []
         if self.life.closing:
-            self._cut_short = False
+            self.cut_short = False
             self.sender.resumable.clear()
             return Received(events)
         at = 0
@@ -119,16 +124,16 @@ class Connection:
                 data = self._data[self._at :] + data
             else:
                 data, at = self._data, self._at
-        start, self._cut_short = at, False
+        start, self.cut_short = at, False
         try:
             streams, sender = self.streams, self.sender
             if sender.resumable or sender.opened or streams.blocked or not self.life.settled:
                 at, most = self._before(data, at, most, events)
             if at or self.life.opening is not Opening.PREFACE:
-                at, self._cut_short = self._receiver.walk(data, at, most, events)
+                at, self.cut_short = self._receiver.walk(data, at, most, events)
         except ConnectionFaultError as error:
             at = len(data)
-            self._cut_short = False
+            self.cut_short = False
             self.sender.resumable.clear()
             self.abandon(error.code, str(error), error.reason)
         if self.streams.withdrawn:
@@ -138,8 +143,7 @@ class Connection:
             self._keep(data, at, start)
         elif self._data:
             self._data, self._at = b"", 0
-        dear = bool(self._data or self.budget.held) and self._may_be_dear()
-        return Received(events, self._receiver.unusual, dear)
+        return Received(events, self._receiver.unusual)
 
     def _before(self, data: bytes, at: int, most: int, events: list[Event]) -> tuple[int, int]:
         """What comes before the next frames; returns where these begin, and how much is left."""
@@ -151,19 +155,12 @@ class Connection:
 
     def _keep(self, data: bytes, at: int, start: int) -> None:
         """Keeps what is left of the data, of which the first frames began at `start`."""
-        if self._cut_short:
+        if self.cut_short:
             self._data, self._at = data, at
             return
         if at > start:
             self._moved = self.life.second
         self._data, self._at = data[at:], 0
-
-    def _may_be_dear(self) -> bool:
-        """Whether the next bytes may make a large message whole, which takes long to decide."""
-        if len(self._data) > LARGE_BYTES and not self._cut_short:
-            return True
-        held = self.budget.held
-        return held > LARGE_BYTES and held - STREAM_BYTES * len(self.streams) > LARGE_BYTES
 
     def _read_preface(self, data: bytes) -> int:
         """Where the preface ends; 0 if it is not complete."""
@@ -240,7 +237,7 @@ class Connection:
             self.abandon(ErrorCode.SETTINGS_TIMEOUT, "SETTINGS not acknowledged", "timeout")
         elif block_since is not None and second - block_since > FRAME_SECONDS:
             self.abandon(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end", "timeout")
-        elif not self._data or self._cut_short or self.congested:
+        elif not self._data or self.cut_short or self.congested:
             self._moved = second
         elif second - self._moved > FRAME_SECONDS:
             self.abandon(ErrorCode.ENHANCE_YOUR_CALM, "a frame without end", "timeout")

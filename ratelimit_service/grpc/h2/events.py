@@ -56,5 +56,3 @@ class Received(NamedTuple):
     """In their order."""
     unusual: bool = False
     """Whether a message is no usual call's."""
-    dear: bool = False
-    """Whether the next bytes may make a large message whole, which takes long to decide."""

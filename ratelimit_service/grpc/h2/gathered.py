@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.connection import Calls
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
 from ratelimit_service.service import RANKS, Answer, Service
 from ratelimit_service.stores import Wanted
 
@@ -73,7 +73,7 @@ class Gathered:
         self,
         pending: Pending,
         rank: int,
-        protocol: Http2Protocol,
+        client: Client,
         calls: Calls,
         deadline_us: int,
         weight: int,
@@ -84,7 +84,7 @@ class Gathered:
         self.then: Callable[[], None] | None = None
         """Called when all is decided."""
         self._deadline_us = deadline_us
-        self._parts = [(protocol, calls.stream_ids)]
+        self._parts = [(client, calls.stream_ids)]
         """The connections of the calls, each with its streams, in the order of the messages."""
         self._starts = [0]
         """The place of each part's first message."""
@@ -92,18 +92,18 @@ class Gathered:
         """How many usual calls each part is worth."""
         self._messages = calls.messages
         self._origins = calls.origins
-        protocol.undecided += weight
+        client.undecided += weight
 
-    def add(self, protocol: Http2Protocol, calls: Calls, deadline_us: int, weight: int) -> None:
+    def add(self, client: Client, calls: Calls, deadline_us: int, weight: int) -> None:
         """Adds calls of another read. The earliest deadline holds for all.
 
         Either all calls of a batch have `origins`, or none has.
         """
         self._deadline_us = min(self._deadline_us, deadline_us)
         self._starts.append(len(self._messages))
-        self._parts.append((protocol, calls.stream_ids))
+        self._parts.append((client, calls.stream_ids))
         self._weights.append(weight)
-        protocol.undecided += weight
+        client.undecided += weight
         self._messages += calls.messages
         if self._origins is not None and calls.origins is not None:
             self._origins += calls.origins
@@ -119,8 +119,8 @@ class Gathered:
                 self._pending.begin(self, now_us)
             wanted: Wanted = self.wants
             if len(self._parts) == 1:
-                protocol, stream_ids = self._parts[0]
-                wanted = partial(protocol.connection.awaits, stream_ids)
+                client, stream_ids = self._parts[0]
+                wanted = partial(client.connection.awaits, stream_ids)
             service.submit(
                 self._messages,
                 self.answer,
@@ -141,8 +141,8 @@ class Gathered:
     def wants(self, place: int) -> bool:
         """Whether the caller of a call still waits for its answer."""
         part = bisect_right(self._starts, place) - 1
-        protocol, stream_ids = self._parts[part]
-        return protocol.connection.is_open(stream_ids[place - self._starts[part]])
+        client, stream_ids = self._parts[part]
+        return client.connection.is_open(stream_ids[place - self._starts[part]])
 
     def answer(self, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
@@ -155,26 +155,26 @@ class Gathered:
             except Exception as error:
                 service.bug(error)
                 self.then()  # else no large call would ever be decided again
-        for at, (protocol, stream_ids) in enumerate(self._parts):
-            protocol.undecided -= self._weights[at]
+        for at, (client, stream_ids) in enumerate(self._parts):
+            client.undecided -= self._weights[at]
             start, done = self._starts[at], 0
             try:
-                done = protocol.connection.sender.answer_whole(stream_ids, answers, start)
+                done = client.connection.sender.answer_whole(stream_ids, answers, start)
                 if done < len(stream_ids):
-                    answer_each(service, protocol, stream_ids, answers, start, done)
+                    answer_each(service, client, stream_ids, answers, start, done)
             except Exception as error:
                 service.bug(error)
-                answer_each(service, protocol, stream_ids, answers, start, done)
+                answer_each(service, client, stream_ids, answers, start, done)
             try:
-                if not protocol.flushing:
-                    protocol.flush_soon()
+                if not client.flushing:
+                    client.flush_soon()
             except Exception as error:  # nothing more can be said to this client
-                protocol.fail(error)
+                client.fail(error)
 
 
 def answer_each(
     service: Service,
-    protocol: Http2Protocol,
+    client: Client,
     stream_ids: list[int],
     answers: list[Answer],
     start: int = 0,
@@ -186,14 +186,14 @@ def answer_each(
     """
     try:
         for place, stream_id in enumerate(stream_ids[done:], start + done):
-            _answer_one(service, protocol, stream_id, answers[place])
+            _answer_one(service, client, stream_id, answers[place])
     except Exception as error:  # nothing more can be said to this client
-        protocol.fail(error)
+        client.fail(error)
 
 
-def _answer_one(service: Service, protocol: Http2Protocol, stream_id: int, answer: Answer) -> None:
+def _answer_one(service: Service, client: Client, stream_id: int, answer: Answer) -> None:
     """Answers a call, if nobody has done so."""
-    sender = protocol.connection.sender
+    sender = client.connection.sender
     try:
         if isinstance(answer, bytes):
             sender.answer(stream_id, answer)

@@ -71,8 +71,5 @@ ALL_HELD_BYTES: Final = 67_108_864
 """The same for all connections of a process together. Above it connections are ended that make us
 keep more than their share."""
 
-INBOX_BYTES: Final = 262_144
-"""A client is not read from while so many of its bytes wait to be handled."""
-
 STREAM_BYTES: Final = 1_024
 """What an open stream counts beside its bytes."""

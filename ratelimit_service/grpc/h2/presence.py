@@ -53,6 +53,10 @@ class Presence:
             connection.shut_down()
         return gone
 
+    def age(self, now: float) -> float:
+        """For how many seconds the client is here."""
+        return now - self._opened_at
+
     def _is_stuck(self, now: float) -> bool:
         if not self._connection.sender.blocked:
             self._blocked_since = None

@@ -12,19 +12,18 @@ from collections.abc import Callable
 from functools import partial
 
 from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.eventloop.slices import slowly
-from ratelimit_service.eventloop.turns import shared_turns
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
+from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.frames import ErrorCode
-from ratelimit_service.grpc.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.grpc.h2.overload import Overload
-from ratelimit_service.grpc.h2.protocol import Http2Protocol
 from ratelimit_service.grpc.health import HealthService
 from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.net import listening
-from ratelimit_service.net.accepting import Acceptor, Guests, peer_of
-from ratelimit_service.net.handshakes import Handshakes
+from ratelimit_service.net.accepting import Acceptor, ConnectionLimiter, peer_of
+from ratelimit_service.net.channel import PlainChannel, TlsChannel
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
@@ -66,36 +65,34 @@ class H2Server:
         changed: Callable[[], None] = lambda: None,
         *,
         stats: Stats | None = None,
-        guests: Guests | None = None,
+        limiter: ConnectionLimiter | None = None,
         reflection: bool = True,
     ) -> None:
         """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. Age 0 is no bound.
 
-        `changed` is called when the number of connections changes. `guests` bounds them; it is
+        `changed` is called when the number of connections changes. `limiter` bounds them; it is
         for a server that accepts by itself.
         """
         self._changed = changed
         self._stats = stats or Stats()
-        self._guests = guests or Guests()
+        self._limiter = limiter or ConnectionLimiter()
         self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_KEPT)
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._context = tls.context() if tls else None
         overload = Overload(self._stats, health)
         self._calls = ServiceCalls(service, HealthService(health), overload)
-        self._turns = shared_turns()
-        self._handshakes = Handshakes(self._turns)
+        self._scheduler = shared_scheduler()
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000
         self._memory = Memory()
         self._throttle = LogThrottle(_LOG_EVERY_US)
-        self._protocols: dict[Http2Protocol, float] = {}
+        self._clients: dict[Client, float] = {}
         """All connections, also those that are just being made, and how old each may get."""
-        self._gone: deque[tuple[Http2Protocol, Callable[[], None]]] = deque()
+        self._gone: deque[tuple[Client, Callable[[], None]]] = deque()
         """Those that are gone and are to be forgotten: many may go at the same moment."""
         self._sockets: list[socket.socket] = []
         self._acceptor: Acceptor | None = None
-        self._adopting: set[asyncio.Task[None]] = set()
         self._emptied = asyncio.Event()
         self._stopping = False
         self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
@@ -103,7 +100,7 @@ class H2Server:
     @property
     def connections(self) -> int:
         """How many connections there are, with those that are just being made."""
-        return len(self._protocols)
+        return len(self._clients)
 
     async def renew(self, tls: TLS) -> None:
         """Uses another certificate for new connections; open ones stay as they are."""
@@ -121,23 +118,24 @@ class H2Server:
 
     def adopt(self, connection: socket.socket, gone: Callable[[], None] = lambda: None) -> None:
         """Serves a connection that somebody else has accepted; `gone` is called at its end."""
-        if len(self._protocols) >= self._most:
+        if len(self._clients) >= self._most:
             self._stats.refused_connections["no_files"] += 1
             connection.close()
             gone()
             self._changed()
             return
+        channel: PlainChannel | TlsChannel = PlainChannel(connection)
+        if self._context is not None:
+            channel = TlsChannel(connection, self._context)
         closed = partial(self._disconnected, gone)
-        protocol = Http2Protocol(self._calls, self._methods, self._turns, closed, self._memory)
-        protocol.connection.callers.peer = peer_of(connection)
+        client = Client(self._calls, self._methods, self._scheduler, channel, closed, self._memory)
+        client.connection.callers.peer = peer_of(connection)
         self._memory.connections += 1
-        if self._stopping:
-            protocol.connection.shut_down()
         # Jitter, so that connections made together do not end together.
-        self._protocols[protocol] = self._max_age * random.uniform(0.9, 1.1)  # noqa: S311
-        task = self._loop.create_task(self._adopt(protocol, connection))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
+        self._clients[client] = self._max_age * random.uniform(0.9, 1.1)  # noqa: S311
+        if self._stopping:
+            client.connection.shut_down()
+        client.start()
 
     async def stop(self, grace_us: int) -> None:
         """Takes no new calls, and lets those in flight finish for at most `grace_us`."""
@@ -147,71 +145,55 @@ class H2Server:
         for each in self._sockets:
             each.close()
         self._stopping = True
-        async for protocol in slowly(list(self._protocols), _TOLD_AT_ONCE):
-            protocol.connection.shut_down()
-            protocol.flush()
+        async for client in slowly(list(self._clients), _TOLD_AT_ONCE):
+            client.connection.shut_down()
+            client.flush()
         if self.connections:
             self._emptied.clear()
             try:
                 async with asyncio.timeout(grace_us / 1_000_000):
                     await self._emptied.wait()
             except TimeoutError:
-                for task in self._adopting:
-                    task.cancel()
-                for protocol in list(self._protocols):
-                    protocol.abort()
+                for client in list(self._clients):
+                    client.abort()
         self._looking.cancel()
         self._calls.look()  # what was answered since the last look is counted, too
 
     def _accepted(self, connection: socket.socket, peer: str) -> None:
-        refused = self._guests.admit(peer)
+        refused = self._limiter.admit(peer)
         if refused:
             self._stats.refused_connections[refused] += 1
             connection.close()
             return
-        self.adopt(connection, partial(self._guests.leave, peer))
+        self.adopt(connection, partial(self._limiter.leave, peer))
         self._changed()
 
     def _out_of_files(self) -> None:
         self._stats.refused_connections["no_files"] += 1
 
-    async def _adopt(self, protocol: Http2Protocol, connection: socket.socket) -> None:
-        try:
-            if self._context is None:
-                protocol.draw_from(connection)
-                await self._loop.connect_accepted_socket(lambda: protocol, connection)
-            else:
-                seconds = HANDSHAKE_SECONDS
-                await self._handshakes.agreed(
-                    connection, protocol, protocol, self._context, seconds
-                )
-        except OSError as error:  # its client has gone, is too slow, or speaks no TLS
-            log.debug("a connection failed: %s", error)
+    def _disconnected(self, gone: Callable[[], None], client: Client) -> None:
+        if not client.channel.agreed:
             self._stats.refused_connections["handshake"] += 1
-        finally:
-            if not protocol.made:
-                # Nothing else will report that this connection is gone.
-                connection.close()
-                protocol.connection_lost(None)
-
-    def _disconnected(self, gone: Callable[[], None], protocol: Http2Protocol) -> None:
-        self._gone.append((protocol, gone))
+        self._gone.append((client, gone))
         if len(self._gone) == 1:
-            self._turns.go_on(self._forget_some)
+            self._scheduler.go_on(self._forget_some)
 
     def _forget_some(self) -> None:
         for _ in range(min(len(self._gone), _FORGOTTEN_AT_ONCE)):
-            self._forget(*self._gone.popleft())
+            try:
+                self._forget(*self._gone.popleft())
+            except Exception as error:  # its fault must not keep the others
+                self._calls.failed(error)
         self._changed()
         self._tell_if_empty()
         if self._gone:  # the others in the next round: one turn would take many such steps
-            self._loop.call_soon(self._turns.go_on, self._forget_some)
+            self._loop.call_soon(self._scheduler.go_on, self._forget_some)
 
-    def _forget(self, protocol: Http2Protocol, gone: Callable[[], None]) -> None:
-        if self._protocols.pop(protocol, None) is not None:
+    def _forget(self, client: Client, gone: Callable[[], None]) -> None:
+        if self._clients.pop(client, None) is not None:
             self._memory.connections -= 1
-        protocol.forget()
-        reason = protocol.connection.reason
+        client.forget()
+        reason = client.connection.reason
         if reason:
             self._stats.closed_connections[reason] += 1
             self._say(reason)
@@ -237,36 +219,34 @@ class H2Server:
         self._calls.look()
         self._count_pauses()
         self._cut_the_greediest()
-        self._look_on(list(self._protocols), 0)
+        self._look_on(list(self._clients), 0)
 
-    def _look_on(self, protocols: list[Http2Protocol], start: int) -> None:
+    def _look_on(self, clients: list[Client], start: int) -> None:
         now, until = self._loop.time(), elapsed_us() + _LOOKED_US
         place = start
-        while place < len(protocols) and (place == start or elapsed_us() < until):
-            protocol = protocols[place]
+        while place < len(clients) and (place == start or elapsed_us() < until):
+            client = clients[place]
             place += 1
-            max_age = self._protocols.get(protocol)
+            max_age = self._clients.get(client)
             if max_age is not None:
                 try:
-                    protocol.look(now, max_age)
+                    client.look(now, max_age)
                 except Exception as error:  # a fault with one must not keep us from the others
-                    protocol.fail(error)
-        if place < len(protocols):
-            self._looking = self._loop.call_later(0, self._look_on, protocols, place)
+                    client.fail(error)
+        if place < len(clients):
+            self._looking = self._loop.call_later(0, self._look_on, clients, place)
         else:
             self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
 
     def _count_pauses(self) -> None:
-        memory, paused = self._memory, self._stats.paused_reads
-        paused["unhandled"] += memory.paused_unhandled
-        paused["unread"] += memory.paused_unread
-        memory.paused_unhandled = memory.paused_unread = 0
+        self._stats.paused_reads["unread"] += self._memory.paused_unread
+        self._memory.paused_unread = 0
 
     def _cut_the_greediest(self) -> None:
         """Ends the connection that makes us keep most, if all together make us keep too much."""
         memory = self._memory
-        if memory.held > memory.most and self._protocols:
-            greediest = max(self._protocols, key=lambda each: each.connection.budget.held)
+        if memory.held > memory.most and self._clients:
+            greediest = max(self._clients, key=lambda each: each.connection.budget.held)
             text = "too much is kept for this connection"
             greediest.connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, text, "memory")
             greediest.flush()

@@ -19,7 +19,7 @@ from typing import Final
 import hiredis
 
 from ratelimit_service.eventloop.clock import elapsed_us, now_us
-from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
@@ -105,7 +105,7 @@ class Batches:
         """The slot of a request, where a script call settles requests of one slot only."""
         self._redirect = redirect
         self._bugs = Bugs()
-        self._turns = shared_turns()
+        self._scheduler = shared_scheduler()
         self._queues: list[deque[Batch]] = [deque() for _ in range(RANKS)]
         """The batches that wait to be sent, by their rank."""
         self._held: deque[Batch] = deque()
@@ -200,7 +200,7 @@ class Batches:
         self._queues[batch.rank].append(batch)
         if not self._sending and (not any(self._in_flight) or batch.rank < self._below):
             self._sending = True
-            self._turns.before_write(self._send)
+            self._scheduler.before_write(self._send)
 
     def ask(self, batch: Batch) -> None:
         """Sends a batch at once to a node that is about to get its slot."""

@@ -20,7 +20,7 @@ import hiredis
 
 from ratelimit_service.errors import StoreError
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.eventloop.turns import shared_turns
+from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.net.names import shared_names
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores.redis.address import Address, without
@@ -73,7 +73,7 @@ class RedisConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._turns = shared_turns()
+        self._scheduler = shared_scheduler()
         self._reader = hiredis.Reader()
         self._calls: deque[Answered] = deque()
         self._left: deque[int] = deque()
@@ -211,7 +211,7 @@ class RedisConnection(asyncio.Protocol):
                 self._unread_bytes = 0
                 self._replied_at = self._heard_at
                 self._take(reply)
-            self.caught_up = not self._calls
+            self.caught_up = not self._left  # what was sent just now cannot have a reply
             if self._unread_bytes > _MOST_REPLY_BYTES:
                 self.close("a reply without end")
         except hiredis.ProtocolError as error:
@@ -235,7 +235,7 @@ class RedisConnection(asyncio.Protocol):
         if not self._telling:
             self._telling = True
             try:
-                self._turns.at_once(self._tell_some, shares=True)
+                self._scheduler.reply(self._tell_some)
             except Exception:
                 self._telling = False  # or nothing would be handed on any more
                 raise
@@ -252,7 +252,7 @@ class RedisConnection(asyncio.Protocol):
                 elif isinstance(reply, list):
                     more += len(reply)
                 if items and items + more > _TURN_ITEMS:
-                    self._turns.go_on(self._tell_some, shares=True)
+                    self._scheduler.reply(self._tell_some)
                     return
                 items += more
                 self._read.popleft()

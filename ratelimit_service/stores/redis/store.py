@@ -16,7 +16,7 @@ from typing import Final
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.errors import StoreError
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
-from ratelimit_service.eventloop.turns import TURN_US
+from ratelimit_service.eventloop.scheduler import TURN_US
 from ratelimit_service.model import SECOND_US, Hit, Limit, Unit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
