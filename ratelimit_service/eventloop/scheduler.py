@@ -39,11 +39,11 @@ TURN_US: Final = 2_000
 """For so long a turn does what there is to do. With twice as much replies of a store, which Envoy
 waits for, are late by as much; with half as much batches are smaller and cost more."""
 
-_CALL_US: Final = 10
+_CALL_US: Final = 10.0
 """How long it takes to decide a call, before that was ever measured."""
 
-_MEASURED_CALLS: Final = 16
-"""With so many calls a batch shows how long each takes; with fewer its own costs would count."""
+_BATCH_US: Final = 200
+"""So long a batch takes by itself, about, however few calls it has."""
 
 _CREDIT_US: Final = TURN_US
 """So far ahead of those that wait is who returns after a pause: it is first for a turn's work."""
@@ -291,15 +291,14 @@ class Scheduler:
         """Visits clients as long as what they ask for can be decided in this turn as well."""
         waiting = self._waiting
         visited: list[Client] = []
-        alone = False
         again: list[Client] = []
         while waiting:
-            room = (until_us - now_us) // self._call_us - self._calls
+            room = int((until_us - now_us) / self._call_us) - self._calls
             if room <= 0 and visited:  # the first is visited however long deciding took lately
                 break
             self._visited = client = heapq.heappop(waiting)[2]
             self._least_us = max(self._least_us, client.used_us)
-            alone, each_us = not (waiting or visited), self._call_us * (1 + len(waiting))
+            alone, each_us = not (waiting or visited), int(self._call_us * (1 + len(waiting)))
             visited.append(client)
             try:
                 if client.visit(now_us, max(1, room), each_us, alone=alone):
@@ -309,8 +308,6 @@ class Scheduler:
             started_us, now_us = now_us, elapsed_us()
             client.used_us += min(now_us - started_us, _MOST_USED_US)
         self._visited = None
-        if alone and self._call_us > _CALL_US:
-            self._forget_cost()
         if self._finish is not None:
             self._decide(now_us)
         for client in again:
@@ -332,16 +329,11 @@ class Scheduler:
         except Exception as error:  # its fault must not keep others from writing
             self._tell(error)
         took_us = min(elapsed_us() - now_us, _MOST_USED_US)
-        if calls >= _MEASURED_CALLS:
-            self._call_us = max(1, (3 * self._call_us + took_us // calls) // 4)
-        else:
-            self._forget_cost()
+        # One stall of the machine says little; but what is dear again and again is soon known.
+        each_us = min(max(0, took_us - _BATCH_US) / calls, 4 * self._call_us)
+        self._call_us = max(1.0, (3 * self._call_us + each_us) / 4)
         for client, its_calls in asked:
             client.used_us += took_us * its_calls // calls
-
-    def _forget_cost(self) -> None:
-        """Goes back to the usual time for a call: what it was may have been a stall."""
-        self._call_us = max(_CALL_US, 3 * self._call_us // 4)
 
     def _end_turn(self) -> None:
         """Does what is to be done before the loop has its turn."""

@@ -182,16 +182,3 @@ async def test_calls_without_deadline_are_all_counted(tmp_path: Path) -> None:
     assert first <= 256
     assert first + ends.wire.kinds().count(FrameType.DATA) == 300
     assert not ends.stats.overloaded
-
-
-async def test_a_stall_is_forgotten(tmp_path: Path) -> None:
-    """That the machine stood still while calls were decided does not make later ones late."""
-    ends = Ends(Asking(tmp_path, RULES))
-    ends.settle()
-    ends.scheduler._call_us = 1_000
-
-    assert all(ends.call() for _ in range(20))
-    come(ends.served, b"".join(ends.frames("100S") for _ in range(100)), waited_us=10_000_000)
-    take_turn(ends.scheduler)
-
-    assert ends.wire.kinds().count(FrameType.DATA) == 100

@@ -309,6 +309,8 @@ def test_many_callers_hear_in_time_where_a_store_is_waited_for(
 ) -> None:
     """Of what a service can do 80 % are counted in time; to visit all takes half of callers' time.
 
+    Of ten times as many calls as it can count, 70 %.
+
     Of a hundred callers 98 hear in time what became of their calls, though of some connections more
     is counted in a visit than of others.
     """
@@ -325,7 +327,7 @@ def test_many_callers_hear_in_time_where_a_store_is_waited_for(
     assert not world.lost()
     counts = world.tally.counts
     in_vain = sum(counts[fate][at] for fate in ("cancelled", *flood.LATE) for at in range(5, 10))
-    assert counted(world, 0.5, 0.5) >= 0.8 * bearable * 0.5
+    assert counted(world, 0.5, 0.5) >= (0.8 if load < 10 else 0.7) * bearable * 0.5
     assert 50 * in_vain <= sum(counts["offered"][5:10])
 
 

@@ -43,10 +43,6 @@ _WATCH: Final = f"/{HEALTH_SERVICE}/Watch".encode()
 _TAG: Final = b"\x12"
 """What stands in front of each descriptor of a request, and of each entry's value."""
 
-_FEW: Final = 16
-"""So many calls of a client that is alone are decided as soon as they are read. More of them are
-decided at the end of the turn, which finds out how long that takes."""
-
 _MANY: Final = 32
 """A call that costs more than so many usual calls is planned in a turn of its own, and counted in
 another."""
@@ -206,7 +202,7 @@ class ServiceCalls:
                     return
             weight = _weight(calls.messages)
         rank = rank_of(client.most_undecided(weight)) if self._service.waits else 0
-        if visit.alone and weight < _FEW:
+        if visit.alone and weight == 1:
             alone = Gathered(self._pending, rank, client, calls, deadline_us, weight)
             try:
                 alone.submit(visit.now_us)
