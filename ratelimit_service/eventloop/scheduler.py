@@ -33,7 +33,7 @@ from typing import Final, Protocol
 
 from ratelimit_service.eventloop.clock import elapsed_us
 
-__all__ = ["TURN_US", "Client", "Scheduler", "shared_scheduler"]
+__all__ = ["TURN_US", "Scheduler", "Visited", "shared_scheduler"]
 
 TURN_US: Final = 2_000
 """For so long a turn does what there is to do. With twice as much replies of a store, which Envoy
@@ -56,7 +56,7 @@ _READS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _BLOCKED: Final = _READS | select.EPOLLOUT
 
 
-class Client(Protocol):
+class Visited(Protocol):
     """Who is visited when something has come."""
 
     used_us: int
@@ -88,11 +88,11 @@ class Scheduler:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, Visited] = {}
         """By their sockets' file descriptors."""
         self._polled_us = 0
         """When it was last asked who has sent something."""
-        self._waiting: list[tuple[int, int, Client]] = []
+        self._waiting: list[tuple[int, int, Visited]] = []
         """A heap by the time used. A number keeps the order of those that have used the same."""
         self._number = 0
         self._least_us = 0
@@ -109,9 +109,9 @@ class Scheduler:
         self._scheduled = False
         """Whether the loop has been asked for a turn."""
         self._finish: Callable[[int], None] | None = None
-        self._asked: list[tuple[Client, int]] = []
+        self._asked: list[tuple[Visited, int]] = []
         """Does what was left for the end of this turn, and for whose calls that is."""
-        self._visited: Client | None = None
+        self._visited: Visited | None = None
         self._calls = 0
         self._call_us = _CALL_US
         """How long it takes to decide a call, as it took lately."""
@@ -120,7 +120,7 @@ class Scheduler:
 
     # Clients
 
-    def watch(self, its_socket: socket.socket, client: Client) -> None:
+    def watch(self, its_socket: socket.socket, client: Visited) -> None:
         """Visits a client from now on whenever its socket has something for us."""
         if not self._clients:
             self.loop.add_reader(self._epoll.fileno(), self._wake)
@@ -142,13 +142,13 @@ class Scheduler:
             if not self._clients:
                 self.loop.remove_reader(self._epoll.fileno())
 
-    def add(self, client: Client) -> None:
+    def add(self, client: Visited) -> None:
         """Takes in a client that is not waiting already, to be visited."""
         client.used_us = max(client.used_us, self._least_us - _CREDIT_US)
         self._push(client)
         self._schedule()
 
-    def _push(self, client: Client) -> None:
+    def _push(self, client: Visited) -> None:
         self._number += 1
         heapq.heappush(self._waiting, (client.used_us, self._number, client))
 
@@ -198,7 +198,7 @@ class Scheduler:
         self._begun.append(step)
         self._schedule()
 
-    def alone(self, step: Callable[[], None]) -> None:
+    def begin(self, step: Callable[[], None]) -> None:
         """Has the first step of long work called in a turn of its own, after others' work.
 
         `step` raises nothing.
@@ -290,8 +290,8 @@ class Scheduler:
     def _visit_some(self, now_us: int, until_us: int) -> None:
         """Visits clients as long as what they ask for can be decided in this turn as well."""
         waiting = self._waiting
-        visited: list[Client] = []
-        again: list[Client] = []
+        visited: list[Visited] = []
+        again: list[Visited] = []
         while waiting:
             room = int((until_us - now_us) / self._call_us) - self._calls
             if room <= 0 and visited:  # the first is visited however long deciding took lately

@@ -151,19 +151,9 @@ class PlainChannel:
 
     def write(self, data: bytes) -> None:
         """See `Channel`."""
-        if self._waiting:
-            self._waiting.append(data)
-            return
-        try:
-            sent = self._send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.gone = True
-            return
-        if sent < len(data):
-            self._waiting.append(data[sent:])
-            self.unsent = True
+        self._waiting.append(data)
+        if not self.unsent:
+            self.write_on()
 
     def write_on(self) -> None:
         """See `Channel`."""
@@ -179,8 +169,8 @@ class PlainChannel:
                 return
             if sent < len(data):
                 waiting.appendleft(data[sent:])
-                return
-        self.unsent = False
+                break
+        self.unsent = bool(waiting)
 
     def end(self) -> None:
         """See `Channel`: without TLS there is nothing to say."""

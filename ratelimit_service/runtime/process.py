@@ -95,10 +95,10 @@ class _Collector:
         if self._step >= self._old_at:
             self._old_at = self._step + _OLD_EVERY
             self._middle_at = self._step + _MIDDLE_EVERY
-            shared_scheduler().alone(partial(self._collect_older, 2))
+            shared_scheduler().begin(partial(self._collect_older, 2))
         elif self._step >= self._middle_at:
             self._middle_at = self._step + _MIDDLE_EVERY
-            shared_scheduler().alone(partial(self._collect_older, 1))
+            shared_scheduler().begin(partial(self._collect_older, 1))
         elif self._counts and _count(0, 1) > _AT_ONCE:
             self._set_aside()
         before_ns, self._used_ns = self._used_ns, thread_time_ns()

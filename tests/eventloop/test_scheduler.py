@@ -256,7 +256,7 @@ async def test_steps_have_every_other_turn(clock: Time, begun: bool) -> None:
     client.order = order
     added(held, client)
     for _ in range(3):
-        (held.go_on if begun else held.alone)(lambda: order.append("step"))
+        (held.go_on if begun else held.begin)(lambda: order.append("step"))
 
     for _ in range(6):
         take_turn(held)
@@ -268,7 +268,7 @@ async def test_held_steps(clock: Time) -> None:
     """While steps are held no long work begins; what has begun goes on."""
     held, order = Scheduler(), list[str]()
     held.hold_steps()
-    held.alone(lambda: order.append("first"))
+    held.begin(lambda: order.append("first"))
     held.go_on(lambda: order.append("further"))
 
     for _ in range(3):
@@ -340,9 +340,9 @@ async def test_a_step_that_fails() -> None:
     def fail() -> None:
         raise ValueError("of ours")
 
-    held.alone(fail)
+    held.begin(fail)
     held.go_on(fail)
-    held.alone(done.set)
+    held.begin(done.set)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await done.wait()
 

@@ -113,7 +113,7 @@ def come(served: client.Client, data: bytes, waited_us: int = 0, *, evenly: bool
     if waited_us:
         served._until_us = 0  # as if the socket had not been read from since
     if served.ready(elapsed_us() - waited_us, select.EPOLLIN):
-        served._scheduler.add(served)
+        served.scheduler.add(served)
 
 
 class Ends:

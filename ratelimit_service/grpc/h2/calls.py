@@ -88,6 +88,7 @@ class ServiceCalls:
         for event in events:
             try:
                 if isinstance(event, Calls):
+                    client.patience_us = event.head.timeout_us or client.patience_us
                     calls, waited_us = event, visit.oldest_us
                     if not alone:
                         calls = _still_open(client, event)
@@ -133,7 +134,6 @@ class ServiceCalls:
         patience_us = calls.head.timeout_us
         if patience_us is None or calls.head.path != _DECIDE:
             return calls
-        client.patience_us = patience_us
         visit, total = late.visit, late.total
         waited_us = visit.oldest_us, visit.newest_us
         counted = in_time(total, *waited_us, visit.each_us, patience_us, late.store_us)
@@ -192,7 +192,6 @@ class ServiceCalls:
         timeout_us = calls.head.timeout_us
         deadline_us = NEVER
         if timeout_us is not None:
-            client.patience_us = timeout_us
             deadline_us = counted_until(arrived_us, timeout_us)
         weight = len(calls.stream_ids)
         if unusual:
@@ -216,7 +215,7 @@ class ServiceCalls:
             self._gathered[key] = Gathered(self._pending, rank, client, calls, deadline_us, weight)
         else:
             gathered.add(client, calls, deadline_us, weight)
-        client.at_end_of_turn(self._submit_all, weight)
+        client.scheduler.later(self._submit_all, weight)
 
     def _turn_away(self, client: Client, calls: Calls) -> None:
         """Denies those of late calls whose callers are known to be over, and refuses the others."""
@@ -288,13 +287,13 @@ class ServiceCalls:
         # The next one waits for its answer: a store has no more than one before small calls.
         weight = _weight(calls.messages)
         rank = rank_of(client.most_undecided(weight))
-        client.hold_steps()
+        client.scheduler.hold_steps()
         try:
             alone = Gathered(self._pending, rank, client, calls, deadline_us, weight)
         except Exception:
-            client.release_steps()
+            client.scheduler.release_steps()
             raise
-        alone.then = client.release_steps
+        alone.then = client.scheduler.release_steps
         try:
             alone.submit(elapsed_us())
         except Exception as error:

@@ -82,15 +82,14 @@ class Client:
         `memory` is what all connections share.
         """
         self._calls = calls
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.channel = channel
         self._closed = closed
         self._memory = memory or Memory()
         self.connection = Connection(methods, self._memory)
         self.presence = Presence(self.connection, scheduler.loop.time())
-        self._waiting = self._more = self._lost = False
-        """Whether a visit is due, whether something is left of what has come, and whether the
-        connection is gone."""
+        self._waiting = self._lost = False
+        """Whether a visit is due, and whether the connection is gone."""
         self._steps = 0
         """How many of its calls are decided in turns of their own, and are not yet."""
         self._since_us = self._until_us = elapsed_us()
@@ -111,27 +110,31 @@ class Client:
 
     def start(self) -> None:
         """Visits it from now on, and says what there is to say first."""
-        self._scheduler.watch(self.channel.socket, self)
+        self.scheduler.watch(self.channel.socket, self)
         self.flush()
 
     def ready(self, since_us: int, events: int) -> bool:
         """Something has come since that time; returns whether to visit it."""
-        may = not self._waiting
+        channel = self.channel
         if events != select.EPOLLIN:
             if events & select.EPOLLOUT:
-                self.channel.write_on()
+                channel.write_on()
                 self._written()
             if events & _ENDED:
-                self.channel.end_comes()
+                channel.end_comes()
         if events != select.EPOLLOUT:
-            self.channel.more = True
-            if not self._more:
+            if not (channel.more or self.connection.cut_short):
                 # It came after the socket was last empty, and after the last turn had asked.
-                self._more, self._since_us = True, max(since_us, self._until_us)
-        if self._more and may and not (self._steps or self._lost or self.connection.congested):
-            self._waiting = True
-            return True
-        return False
+                self._since_us = max(since_us, self._until_us)
+            channel.more = True
+        return self._is_due()
+
+    def _is_due(self) -> bool:
+        """Whether there is something to be handled, and no visit is due yet; from now on it is."""
+        if self._waiting or self._steps or self._lost or self.connection.congested:
+            return False
+        self._waiting = self.channel.more or self.connection.has_more
+        return self._waiting
 
     def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
         """Handles what has come, about `most` calls of it; returns whether there is more."""
@@ -140,16 +143,11 @@ class Client:
             return False
         # This turn writes at its end, so nobody need ask for a write.
         self.flushing = True
-        connection = self.connection
         try:
             self._handle(now_us, most, each_us, alone=alone)
-            self._more = self.channel.more or connection.has_more
         except Exception as error:  # where the next frame begins is unknown now
             self.fail(error)
-        if self._more:
-            free = not (self._steps or self._lost or connection.congested)
-            self._waiting = free and not connection.life.closing
-        return self._waiting
+        return not self.connection.life.closing and self._is_due()
 
     def _handle(self, now_us: int, most: int, each_us: int, *, alone: bool) -> None:
         connection, channel = self.connection, self.channel
@@ -208,25 +206,13 @@ class Client:
         self._most = max(self._most, undecided)
         return max(self._most_before, self._most)
 
-    def at_end_of_turn(self, finish: Callable[[int], None], calls: int) -> None:
-        """Has `finish` called once at the end of this turn, as `Scheduler.later` says."""
-        self._scheduler.later(finish, calls)
-
     def in_a_turn_alone(self, step: Callable[[], None]) -> None:
-        """Has `step` called in a turn of its own, as `Scheduler.alone` says.
+        """Has `step` called in a turn of its own, as `Scheduler.begin` says.
 
         What has come behind it is not handled before.
         """
         self._steps += 1
-        self._scheduler.alone(partial(self._do_step, step))
-
-    def hold_steps(self) -> None:
-        """Lets no step begin for any client until `release_steps`, as `Scheduler` has it."""
-        self._scheduler.hold_steps()
-
-    def release_steps(self) -> None:
-        """Ends what `hold_steps` has begun."""
-        self._scheduler.release_steps()
+        self.scheduler.begin(partial(self._do_step, step))
 
     def _do_step(self, step: Callable[[], None]) -> None:
         started_us = elapsed_us()
@@ -234,17 +220,10 @@ class Client:
         try:
             step()
             self.used_us += elapsed_us() - started_us
-            self._go_on()
+            if self._is_due():
+                self.scheduler.add(self)
         except Exception as error:
             self.fail(error)
-
-    def _go_on(self) -> None:
-        """Asks for a visit if there is anything to be handled."""
-        self._more = self._more or self.connection.has_more
-        free = not (self._waiting or self._steps or self._lost or self.connection.congested)
-        if self._more and free:
-            self._waiting = True
-            self._scheduler.add(self)
 
     def end_turn(self) -> None:
         """Writes the answers to the visits of this turn."""
@@ -255,9 +234,11 @@ class Client:
     def flush(self) -> None:
         """Writes what the connection has to say, at once."""
         channel, connection = self.channel, self.connection
-        if self._lost or not channel.agreed:
-            if channel.gone:
-                self._lose()
+        if self._lost:
+            return
+        if not channel.agreed:
+            if channel.unsent or channel.gone:
+                self._written()
             return
         output = connection.take_output()
         if output and not self._leaving:
@@ -276,15 +257,14 @@ class Client:
         elif channel.unsent != connection.congested:
             # The client does not read, so we do not read from it; or it does again.
             connection.congested = channel.unsent
-            self._more = self._more or channel.more or connection.has_more
             self._memory.paused_unread += channel.unsent
-            self._scheduler.watch_writes(channel.socket, blocked=channel.unsent)
+            self.scheduler.watch_writes(channel.socket, blocked=channel.unsent)
 
     def flush_soon(self) -> None:
         """Writes at the end of this turn, together with whatever else is said until then."""
         if not self.flushing:
             self.flushing = True
-            self._scheduler.before_write(self._flush_now)
+            self.scheduler.before_write(self._flush_now)
 
     def _flush_now(self) -> None:
         try:
@@ -313,7 +293,7 @@ class Client:
         """The connection is gone. Hundreds may go in one turn, so `forget` does the rest later."""
         if not self._lost:
             self._lost = True
-            self._scheduler.unwatch(self.channel.socket)
+            self.scheduler.unwatch(self.channel.socket)
             self.channel.close()
             self.connection.close()
             self._closed(self)
