@@ -46,6 +46,7 @@ class Client:
     ) -> None:
         self.used_us = self.visits = self.ends = 0
         self.alone: list[bool] = []
+        self.most: list[int] = []
         self.failed: list[Exception] = []
         self.last_visit = visits
         self.name = name
@@ -62,6 +63,7 @@ class Client:
     def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
         self.visits += 1
         self.alone.append(alone)
+        self.most.append(most)
         self.order.append(self.name)
         self._clock.us += self._us
         if self._calls and self.scheduler is not None:
@@ -525,6 +527,41 @@ async def test_deciding_that_takes_long(clock: Time) -> None:
         take_turn(held)
 
     assert client.visits == 20
+
+
+@pytest.mark.parametrize(("us", "calls"), [(3 * TURN_US, 2), (240, 2)])
+async def test_what_a_few_calls_take(clock: Time, us: int, calls: int) -> None:
+    """Neither one stall while a few are decided nor many small batches make calls seem dear."""
+    held = Scheduler()
+
+    def decide(now_us: int) -> None:
+        clock.us += us if us < TURN_US or client.visits == 1 else 20
+
+    client = Client(clock, 1, calls)
+    client.finish = decide
+    added(held, client)
+
+    for _ in range(30):
+        take_turn(held)
+
+    assert min(client.most) >= 90
+
+
+async def test_dear_calls_are_known(clock: Time) -> None:
+    """What each batch shows is soon known: of dear calls fewer are taken in a visit."""
+    held = Scheduler()
+
+    def decide(now_us: int) -> None:
+        clock.us += 20 * 100
+
+    client = Client(clock, 1, 20)
+    client.finish = decide
+    added(held, client)
+
+    for _ in range(30):
+        take_turn(held)
+
+    assert 20 <= client.most[-1] <= 25
 
 
 async def test_a_fault_in_hearing_that_something_has_come() -> None:
