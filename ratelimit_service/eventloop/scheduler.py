@@ -40,7 +40,8 @@ TURN_US: Final = 2_000
 waits for, are late by as much; with half as much batches are smaller and cost more."""
 
 _CALL_US: Final = 10.0
-"""How long it takes to decide a call, before that was ever measured."""
+"""A call is taken to cost as much at least. Some cheap ones say nothing of those that come next,
+and what is asked of a visit may as well be frames that are not."""
 
 _BATCH_US: Final = 200
 """So long a batch takes by itself, about, however few calls it has."""
@@ -331,7 +332,7 @@ class Scheduler:
         took_us = min(elapsed_us() - now_us, _MOST_USED_US)
         # One stall of the machine says little; but what is dear again and again is soon known.
         each_us = min(max(0, took_us - _BATCH_US) / calls, 4 * self._call_us)
-        self._call_us = max(1.0, (3 * self._call_us + each_us) / 4)
+        self._call_us = max(_CALL_US, (3 * self._call_us + each_us) / 4)
         for client, its_calls in asked:
             client.used_us += took_us * its_calls // calls
 

@@ -547,6 +547,22 @@ async def test_what_a_few_calls_take(clock: Time, us: int, calls: int) -> None:
     assert min(client.most) >= 90
 
 
+def nothing(now_us: int) -> None: ...
+
+
+async def test_cheap_calls_are_taken_to_cost_something(clock: Time) -> None:
+    """After many batches that took no time a visit is still asked for a turn's work at most."""
+    held = Scheduler()
+    client = Client(clock, 1, 5)
+    client.finish = nothing
+    added(held, client)
+
+    for _ in range(30):
+        take_turn(held)
+
+    assert max(client.most) <= TURN_US // 10
+
+
 async def test_dear_calls_are_known(clock: Time) -> None:
     """What each batch shows is soon known: of dear calls fewer are taken in a visit."""
     held = Scheduler()

@@ -67,6 +67,10 @@ UNPACK_US: Final = 100
 """A compressed message, which may become MAX_MESSAGE_BYTES. It is the call's own work, so it is not
 charged; but it takes of a turn."""
 
+REFLECT_US: Final = 40
+"""A message of a streaming call: its answer describes a file, and all that it imports. It is the
+call's own work, too."""
+
 LARGE_BYTES: Final = 4_096
 """A message above this is no usual call: it may take longer than all else in a turn."""
 

@@ -19,6 +19,7 @@ from ratelimit_service.grpc.h2.costs import (
     HEADERS_US,
     PART_US,
     PIECE_US,
+    REFLECT_US,
     RESET_US,
     RUN_FRAME_US,
     SMALL_PART_BYTES,
@@ -529,6 +530,7 @@ class Receiver:
         else:
             stream.since = self._life.second
             stream.asking = True
+            self._budget.worked_us += REFLECT_US
             events.append(Message(stream_id, stream.head.path, message))
         self._open_window(stream_id, stream)
 
