@@ -17,7 +17,7 @@ from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules import from_xds
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
@@ -60,7 +60,7 @@ async def test_dead_server_is_said_at_once(caplog: pytest.LogCaptureFixture) -> 
     """Where no server is the log says so after the first try, and health what holds until then."""
     settings = Settings(rules=f"xds://127.0.0.1:{free_port()}")
     health = Health()
-    rules = Rules(source_of(settings), stats=Stats(), health=health, waits=True)
+    rules = Rules(source_of(settings), stats=Stats(), health=health, policy=LoadPolicy(waits=True))
     rules.load()
     assert health.faults["rules"].endswith("yet: until then nothing is served")
     async with watched(rules), asyncio.timeout(PATIENCE_SECONDS):

@@ -12,7 +12,7 @@ from ratelimit_service.eventloop.slices import SLICE
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.processes.pipes import framed
 from ratelimit_service.rules import from_xds
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
@@ -31,7 +31,10 @@ async def test_no_domain_any_more(server: ManagementServer) -> None:
     """Where rules are needed an empty snapshot ends what is served, until another comes."""
     client = Client(server)
     client.rules = Rules(
-        source_of(client.settings), stats=client.stats, health=client.health, needed=True
+        source_of(client.settings),
+        stats=client.stats,
+        health=client.health,
+        policy=LoadPolicy(needed=True),
     )
     client.health.enter(Phase.SERVING)
     client.rules.load()
