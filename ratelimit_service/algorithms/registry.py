@@ -39,7 +39,7 @@ NAMES: Final = (
     "leaky_bucket",
     "concurrency",
 )
-"""The places number them in script calls: new ones go to the end, and none is ever taken out."""
+"""Their indices number them in script calls: new ones go to the end, and none is ever taken out."""
 
 
 def _declared(name: str) -> Algorithm:
@@ -86,8 +86,8 @@ def value_of(limit: Limit, parameter: Parameter) -> int:
         value = getattr(limit, parameter.field)
         return value if isinstance(value, int) else 0
     own = [each.name for each in ALGORITHMS[limit.algorithm].parameters if not each.field]
-    place = own.index(parameter.name)
-    return limit.own[place] if place < len(limit.own) else 0
+    index = own.index(parameter.name)
+    return limit.own[index] if index < len(limit.own) else 0
 
 
 def capacity_of(limit: Limit) -> int:

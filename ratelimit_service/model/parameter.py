@@ -22,7 +22,7 @@ class Takes(Enum):
     NUMBER = auto()
     """A whole number from `least` to `most`; 0 where it is not given."""
     WORD = auto()
-    """One of `words`; what is kept is its place among them. The first one is the default."""
+    """One of `words`; what is kept is its index among them. The first one is the default."""
     DURATION = auto()
     """A length of time, as 500ms, kept in microseconds; 0 where it is not given."""
     ANCHOR = auto()

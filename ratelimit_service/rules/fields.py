@@ -40,12 +40,12 @@ def document(
     reader: Reader,
     root: yaml.Node,
     allowed: Collection[str],
-    places: Mapping[str, str],
+    locations: Mapping[str, str],
     anywhere: Collection[str] = (),
 ) -> Fields:
     """A document, a mapping of the allowed keys. Raises Unreadable.
 
-    `places` says of every known key where it stands. Those of `anywhere` are tolerated in other
+    `locations` says of every known key where it stands. Those of `anywhere` are tolerated in other
     places, where they do nothing.
     """
     if isinstance(root, yaml.MappingNode) and any(
@@ -55,7 +55,7 @@ def document(
         reader.report(root, (), "type", message)
         raise Unreadable
     reader.anywhere = anywhere
-    fields = Fields(reader, root, (), allowed, places)
+    fields = Fields(reader, root, (), allowed, locations)
     if not fields.readable:
         raise Unreadable
     return fields
@@ -73,7 +73,7 @@ class Fields:
         node: yaml.Node,
         path: Path,
         allowed: Collection[str],
-        places: Mapping[str, str],
+        locations: Mapping[str, str],
         *,
         deeper: bool = False,
         example: str = "",
@@ -86,7 +86,7 @@ class Fields:
         self._node = node
         self._pairs: dict[str, Pair] = {}
         self._misspelt: tuple[str, ...] = ()
-        self._places = places
+        self._locations = locations
         self.path = path
         self.readable = isinstance(node, yaml.MappingNode)
         if not isinstance(node, yaml.MappingNode):
@@ -363,7 +363,7 @@ class Fields:
         `example` is one, for whoever has written something else.
         """
         value = self._pairs[name][1]
-        return Fields(self._reader, value, self.path, allowed, self._places, example=example)
+        return Fields(self._reader, value, self.path, allowed, self._locations, example=example)
 
     def items(self, name: str, allowed: Collection[str], *, deeper: bool) -> Iterator[Fields]:
         """The mappings of a list; with `deeper` each is a place of its own in the tree."""
@@ -375,7 +375,7 @@ class Fields:
             return
         self._reader.visit(node, len(self.path))
         for item in node.value:
-            fields = Fields(self._reader, item, self.path, allowed, self._places, deeper=deeper)
+            fields = Fields(self._reader, item, self.path, allowed, self._locations, deeper=deeper)
             if fields.readable:
                 yield fields
 
@@ -431,7 +431,7 @@ class Fields:
     def _is_key_itself(self, key: yaml.Node, value: yaml.Node, allowed: Collection[str]) -> bool:
         """Whether a descriptor has in place of `key` what it should be, which is reported."""
         name = scalars.raw(key)
-        if not name or "key" in self._pairs or name in self._places or ":" in name:
+        if not name or "key" in self._pairs or name in self._locations or ":" in name:
             return False
         if name in allowed or nearest(name, allowed) == "key":
             return False
@@ -454,15 +454,15 @@ class Fields:
         if name in allowed:
             message = f"{name} stands here twice: the last one counts"
             self._reader.report(key, self.path, "duplicate_key", message, tolerated=True)
-        elif name in self._places:
+        elif name in self._locations:
             tolerated = name in self._reader.anywhere
-            place = self._places[name]
-            message = f"{name} must stand {place}, not here"
+            location = self._locations[name]
+            message = f"{name} must stand {location}, not here"
             if tolerated:
-                message = f"{name} does nothing here: it stands {place}"
+                message = f"{name} does nothing here: it stands {location}"
             if name in {"rate_limit", "rate_limits"}:
                 message += ": indent it as far as the key of its descriptor"
-            elif place.endswith("rate_limit") and self._has_empty("rate_limit"):
+            elif location.endswith("rate_limit") and self._has_empty("rate_limit"):
                 message += ": indent it further than the rate_limit above it"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:

@@ -33,7 +33,7 @@ class Match(NamedTuple):
     """The node whose rule is met, if any, and what its counter counts.
 
     `identity` are the entries, with a matcher's name in place of the value where `shared` names the
-    entry's place; `metric_value` selects the rule's tally, "" its own. Where addresses are grouped
+    entry's index; `metric_value` selects the rule's tally, "" its own. Where addresses are grouped
     the network is the value, and `shared` too. It is `stray` if a value is no address.
     """
 
@@ -106,10 +106,10 @@ def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -
     """
     level: Level | None = domain.root
     met = None
-    for place, entry in enumerate(entries, 1):
+    for index, entry in enumerate(entries, 1):
         if level is None:
             return None
-        if place < len(entries):
+        if index < len(entries):
             met = meet(level, entry, minute)
         elif entry.key not in level.exact and entry.key not in level.matching:
             met = level.default.get(entry.key)
@@ -149,10 +149,10 @@ def _special(way: Sequence[MetNode], entries: Sequence[Entry]) -> Match:
     identity: list[tuple[str, str]] = []
     stray = False
     nodes = [met.node for met in way if met.node is not None]
-    for place, (node, entry) in enumerate(zip(nodes, entries, strict=True)):
+    for index, (node, entry) in enumerate(zip(nodes, entries, strict=True)):
         key, value = entry
         if node.share_threshold:
-            shared.append(place)
+            shared.append(index)
             value = node.value
         elif node.grouping is not None:
             grouped = node.grouping.of(value)
@@ -161,7 +161,7 @@ def _special(way: Sequence[MetNode], entries: Sequence[Entry]) -> Match:
             else:
                 value = grouped
                 if "/" in grouped:  # another caller may send this very text as its value
-                    shared.append(place)
+                    shared.append(index)
         identity.append((key, value))
     shown = [
         entry

@@ -175,11 +175,11 @@ class Reader:
             self._stop(self.source(error.event), "too_deep", message)
         except yaml.MarkedYAMLError as error:
             at, what = slip(error, text)
-            self._stop(self._place(text, at), "yaml", f"this is no YAML: {what}")
+            self._stop(self._source_at(text, at), "yaml", f"this is no YAML: {what}")
         except yaml.reader.ReaderError as error:
             at = len(text.encode()[: error.position].decode())
             what = f"the character {error.character:#x} cannot stand here"
-            self._stop(self._place(text, at), "yaml", f"this is no YAML: {what}")
+            self._stop(self._source_at(text, at), "yaml", f"this is no YAML: {what}")
         if root is None:
             self._stop(None, "no_domain", f"the file is empty: it needs {self._needs}")
         if second is not None:
@@ -187,7 +187,7 @@ class Reader:
             self.report(second, (), "second_document", message, tolerated=True)
         return root
 
-    def _place(self, text: str, at: int) -> Source:
+    def _source_at(self, text: str, at: int) -> Source:
         """Where a character of the text stands."""
         *before, line = lines_of(text[:at])
         return Source(self.name, len(before) + 1, len(line) + 1)

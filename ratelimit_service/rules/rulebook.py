@@ -21,7 +21,7 @@ __all__ = ["Rulebook", "Tallied", "hold_without"]
 Tallied = tuple[str, str, str, list[int]]
 """A rule's domain and path, the value that it tallies by, and what `Tally.take` gives."""
 
-_Place = tuple[str, str]
+_RuleId = tuple[str, str]
 """A rule's domain and path."""
 
 _TALLIES_LIKE_ONE_RULE = 4
@@ -45,14 +45,14 @@ class Rulebook:
     def __init__(self) -> None:
         self.snapshot = Snapshot(0, {})
         """The rules that hold now. Only `swap` puts others there."""
-        self._tallies: SpreadTable[_Place, Tallies] = SpreadTable()
+        self._tallies: SpreadTable[_RuleId, Tallies] = SpreadTable()
 
     def tallies_of(self, domain: str, path: str) -> Tallies:
         """The tallies of a rule, the same ones for as long as it is there."""
-        place = domain, path
-        tallies = self._tallies.get(place)
+        rule_id = domain, path
+        tallies = self._tallies.get(rule_id)
         if tallies is None:
-            tallies = self._tallies[place] = Tallies(domain, path)
+            tallies = self._tallies[rule_id] = Tallies(domain, path)
         return tallies
 
     async def take(self) -> AsyncIterator[Tallied]:
@@ -89,7 +89,7 @@ class Rulebook:
         Tallies are kept of rules that are still there. The caller keeps no name for `old`.
         """
         now = self.snapshot.domains
-        kept: SpreadTable[_Place, None] = SpreadTable()
+        kept: SpreadTable[_RuleId, None] = SpreadTable()
         async for name in slowly(now):
             for path in (OVERRIDES, UNMATCHED):
                 kept[name, path] = None
@@ -98,9 +98,9 @@ class Rulebook:
             if node.rule:
                 kept[node.rule.domain, node.rule.path] = None
         for table in self._tallies.parts:
-            async for place in slowly(list(table)):
-                if place not in kept:
-                    del table[place]
+            async for rule_id in slowly(list(table)):
+                if rule_id not in kept:
+                    del table[rule_id]
         await stepwise(kept.emptying())
         remains: deque[object] = deque()
         for name, domain in old.domains.items():

@@ -31,7 +31,7 @@ from ratelimit_service.rules.language import (
     REPLACES_KEYS,
     ROOT_KEYS,
     descriptor_keys,
-    places,
+    key_locations,
 )
 from ratelimit_service.rules.limits import limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
@@ -120,7 +120,7 @@ def compiled(
     """
     shard_by = None
     try:
-        root = document(reader, compose(), ROOT_KEYS, places(), REFERENCE_KEYS)
+        root = document(reader, compose(), ROOT_KEYS, key_locations(), REFERENCE_KEYS)
         domain = root.text("domain", most=MAX_TEXT)
         if not domain:
             state = "empty" if "domain" in root else "missing"

@@ -73,7 +73,7 @@ def _no_space(text: str, at: int, what: str) -> tuple[int, str] | None:
     """
     *begins, here = [0, *(each.end() for each in _LINE_END.finditer(text, 0, at))]
     if "expected ':'" in what:
-        places = [(here, lines_of(text[here:])[0])]
+        candidates = [(here, lines_of(text[here:])[0])]
     elif "mapping values" in what or "document start" in what:
         ends = [*begins, here][1:]
         above = (
@@ -81,10 +81,10 @@ def _no_space(text: str, at: int, what: str) -> tuple[int, str] | None:
             for begin, end in zip(reversed(begins), reversed(ends), strict=True)
         )
         said = (each for each in above if each[1].partition("#")[0].strip())
-        places = list(islice(said, 1))
+        candidates = list(islice(said, 1))
     else:
         return None
-    for begin, line in places:
+    for begin, line in candidates:
         if found := _NO_SPACE.match(line):
             value = "…" if found[2][0] in "[{" else found[2]
             message = f"a colon wants a space behind it, as '{found[1]}: {value}'"

@@ -329,14 +329,14 @@ class MatcherNodes:
 
     def takes(self, node: Node, value: str) -> bool:
         """Whether a node is among those that take a value."""
-        return any(self._nodes[place].node is node for place in self._search.all(value))
+        return any(self._nodes[position].node is node for position in self._search.all(value))
 
     def find(self, value: str, minute: int = 0) -> MetNode | None:
         """The node that a value goes to in a minute."""
-        place = self._search.first(value)
-        if place < 0:
+        position = self._search.first(value)
+        if position < 0:
             return None
-        met = self._nodes.parts[place // LARGE][place % LARGE]
+        met = self._nodes.parts[position // LARGE][position % LARGE]
         if met.lasts(minute):
             return met
         for other in self._search.all(value):

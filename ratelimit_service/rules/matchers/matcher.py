@@ -69,11 +69,11 @@ def read_list(
 
 
 class Index(ABC):
-    """Finds out which of many matchers of one kind take a value. Each has a place, a number."""
+    """Finds out which of many matchers of one kind take a value. Each has a position."""
 
     @abstractmethod
-    def add(self, matcher: Matcher, place: int) -> None:
-        """Adds the next matcher; places only grow."""
+    def add(self, matcher: Matcher, position: int) -> None:
+        """Adds the next matcher; positions only grow."""
 
     def completing(self) -> Iterator[None]:
         """Does what is left to do when all have been added, a step at a time."""
@@ -85,11 +85,11 @@ class Index(ABC):
 
     @abstractmethod
     def first(self, value: str) -> int:
-        """The place of the one that a value goes to; -1 if none takes it."""
+        """The position of the one that a value goes to; -1 if none takes it."""
 
     @abstractmethod
     def all(self, value: str) -> Iterable[int]:
-        """The places of all that take a value, the one that it goes to first."""
+        """The positions of all that take a value, the one that it goes to first."""
 
 
 class OneByOne(Index):
@@ -98,9 +98,9 @@ class OneByOne(Index):
     def __init__(self) -> None:
         self._asked: SpreadList[tuple[int, Matcher]] = SpreadList()
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next matcher."""
-        self._asked.append((place, matcher))
+        self._asked.append((position, matcher))
 
     def parts(self) -> Iterator[object]:
         """Those of the list."""
@@ -108,14 +108,14 @@ class OneByOne(Index):
 
     def first(self, value: str) -> int:
         """The first declared one that takes it."""
-        for place, matcher in self._asked:
+        for position, matcher in self._asked:
             if matcher.matches(value):
-                return place
+                return position
         return -1
 
     def all(self, value: str) -> Iterable[int]:
         """All that take it, as declared."""
-        return [place for place, matcher in self._asked if matcher.matches(value)]
+        return [position for position, matcher in self._asked if matcher.matches(value)]
 
 
 class Matcher(ABC):

@@ -29,13 +29,13 @@ class _ByPiece(Index):
         """All of them, None if they are many or long."""
         self._pieces = Pieces[tuple[int, Pattern]]()
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next pattern."""
         assert isinstance(matcher, Pattern)  # noqa: S101 -- it is the index of these
-        self._pieces.add(matcher.pieces, (place, matcher))
+        self._pieces.add(matcher.pieces, (position, matcher))
         few = self._few
         if few is not None:
-            few.append((place, matcher))
+            few.append((position, matcher))
             if len(few) > _FEW or len(matcher.pieces) > _FEW:
                 self._few = None
 
@@ -46,9 +46,9 @@ class _ByPiece(Index):
     def first(self, value: str) -> int:
         """The first declared one that takes it. Raises EffortSpentError."""
         if self._few is not None:
-            for place, pattern in self._few:
+            for position, pattern in self._few:
                 if pattern.matches(value):
-                    return place
+                    return position
             return -1
         found = self.all(value)
         return found[0] if found else -1
@@ -66,7 +66,7 @@ class _ByPiece(Index):
 
     def _taking(self, value: str) -> Sequence[int]:
         likely = self._pieces.likely(value)
-        return sorted([place for place, pattern in likely if pattern.matches(value)])
+        return sorted([position for position, pattern in likely if pattern.matches(value)])
 
 
 @dataclass(frozen=True, slots=True)

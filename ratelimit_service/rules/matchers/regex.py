@@ -44,10 +44,10 @@ _AT_ONCE: Final = 32
 
 
 class _Bundle:
-    """Some patterns of a level, and the places that they have in it."""
+    """Some patterns of a level, and the positions that they have in it."""
 
     def __init__(self, patterns: Sequence[tuple[int, Regex]], most_bytes: int) -> None:
-        self._places = [place for place, _ in patterns]
+        self._positions = [position for position, _ in patterns]
         self.size = sum(pattern.size for _, pattern in patterns)
         """How many instructions they come to."""
         self.automaton = Automaton([pattern.text for _, pattern in patterns], most_bytes)
@@ -59,8 +59,8 @@ class _Bundle:
             self.automaton.build()
 
     def matching(self, value: str) -> Sequence[int]:
-        """The places of those that match, as declared."""
-        return [self._places[at] for at in self.automaton.matching(value)]
+        """The positions of those that match, as declared."""
+        return [self._positions[at] for at in self.automaton.matching(value)]
 
 
 class _Together(Index):
@@ -76,10 +76,10 @@ class _Together(Index):
         self._most = 1
         """Instructions for a byte in the worst case."""
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's pattern."""
         assert isinstance(matcher, Regex)  # noqa: S101 -- it is the index of these
-        self._patterns.append((place, matcher))
+        self._patterns.append((position, matcher))
 
     def completing(self) -> Iterator[None]:
         """Parts the patterns, so that each bundle is built in a moment."""
@@ -87,8 +87,8 @@ class _Together(Index):
             self._most = max(most, 1)
             yield
         alike: dict[str, list[tuple[int, Regex]]] = {}
-        for number, (place, pattern) in enumerate(self._patterns, 1):
-            alike.setdefault(pattern.beginning, []).append((place, pattern))
+        for number, (position, pattern) in enumerate(self._patterns, 1):
+            alike.setdefault(pattern.beginning, []).append((position, pattern))
             if number % _AT_ONCE == 0:
                 yield
         texts: list[list[str]] = [[]]
@@ -149,7 +149,7 @@ class _Together(Index):
 def _search(asked: Sequence[_Bundle], value: str) -> Sequence[int]:
     if len(asked) == 1:
         return asked[0].matching(value)
-    return sorted(place for bundle in asked for place in bundle.matching(value))
+    return sorted(position for bundle in asked for position in bundle.matching(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def _at(text: str, error: str) -> str:
 
 
 def _lonely(text: str) -> int:
-    """The place of a parenthesis that has no partner; -1 if all have one."""
+    """The index of a parenthesis that has no partner; -1 if all have one."""
     opened: list[int] = []
     for part in _PARTS.finditer(text):
         if part[0] == "(":

@@ -86,7 +86,7 @@ class _AskedTogether(Index):
     def __init__(self) -> None:
         self._indexes: dict[_Size, dict[type[Index], Index]] = {}
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's matcher."""
         assert isinstance(matcher, _Asked)  # noqa: S101 -- it is the index of these
         kind = matcher.matcher.index
@@ -94,7 +94,7 @@ class _AskedTogether(Index):
             indexes = self._indexes.setdefault(size, {})
             if kind not in indexes:
                 indexes[kind] = kind()
-            indexes[kind].add(matcher.matcher, place)
+            indexes[kind].add(matcher.matcher, position)
 
     def completing(self) -> Iterator[None]:
         """Completes the indexes."""
@@ -115,10 +115,10 @@ class _AskedTogether(Index):
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
         return sorted(
-            place
+            position
             for size, text in _grouped(value, self._indexes)
             for index in self._indexes.get(size, {}).values()
-            for place in index.all(text)
+            for position in index.all(text)
         )
 
 
@@ -153,43 +153,43 @@ class _ByText(Index):
     """
 
     def __init__(self) -> None:
-        self._places: dict[_Size, Table[str | int, int]] = {}
+        self._tables: dict[_Size, Table[str | int, int]] = {}
         self._lists: list[tuple[_Texts, int]] = []
         """Those with many texts, which are still to be added."""
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's texts."""
         assert isinstance(matcher, _Texts)  # noqa: S101 -- it is the index of these
         if len(matcher.texts) > _AT_ONCE:
-            self._lists.append((matcher, place))
+            self._lists.append((matcher, position))
         else:
-            self._add(matcher.grouping, matcher.texts, place)
+            self._add(matcher.grouping, matcher.texts, position)
 
-    def _add(self, grouping: Grouping | None, texts: Iterable[str], place: int) -> None:
+    def _add(self, grouping: Grouping | None, texts: Iterable[str], position: int) -> None:
         for text in texts:
             for size in _sizes(grouping):
                 name = text if size[0] <= 0 else _bits_of(text, size)
                 if name is None:
                     continue
-                places = self._places.setdefault(size, {})
-                before = places.get(name)
-                if before is None or place < before:
-                    places[name] = place
-                    self._places[size] = spread(places)
+                table = self._tables.setdefault(size, {})
+                before = table.get(name)
+                if before is None or position < before:
+                    table[name] = position
+                    self._tables[size] = spread(table)
 
     def completing(self) -> Iterator[None]:
         """Adds long lists, a part at a time."""
         while self._lists:
-            matcher, place = self._lists.pop()
+            matcher, position = self._lists.pop()
             texts = iter(matcher.texts)
             while part := list(islice(texts, _AT_ONCE)):
-                self._add(matcher.grouping, part, place)
+                self._add(matcher.grouping, part, position)
                 yield
 
     def parts(self) -> Iterator[object]:
         """Those of the tables."""
-        for places in self._places.values():
-            yield from parts_of(places)
+        for table in self._tables.values():
+            yield from parts_of(table)
 
     def first(self, value: str) -> int:
         """The first declared one."""
@@ -198,20 +198,20 @@ class _ByText(Index):
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
         found: list[int | None] = []
-        if _AS_IT_IS in self._places:
-            found.append(self._places[_AS_IT_IS].get(value))
+        if _AS_IT_IS in self._tables:
+            found.append(self._tables[_AS_IT_IS].get(value))
         address = address_of(value)
         if address is None:
-            places = self._places.get((0, 0))
-            found.append(None if places is None else places.get(value))
+            table = self._tables.get((0, 0))
+            found.append(None if table is None else table.get(value))
         else:
             family, number = address
             whole = IPAddress.bits_of(family)
             for length in range(whole + 1):
-                places = self._places.get((family, length))
-                if places is not None:
-                    found.append(places.get(number >> (whole - length)))
-        return sorted([place for place in found if place is not None])
+                table = self._tables.get((family, length))
+                if table is not None:
+                    found.append(table.get(number >> (whole - length)))
+        return sorted([position for position in found if position is not None])
 
 
 def _bits_of(text: str, size: _Size) -> int | None:
