@@ -118,10 +118,10 @@ class _Leases:
         """Where the next lease with this id is, -1 if there is none; without an id the next."""
         if not lease:
             return at
-        found = self._leases.find(lease, at)
-        while found >= 0 and found % _LEASE.size != _ID_AT:
-            found = self._leases.find(lease, found + 1)
-        return found - _ID_AT if found >= 0 else -1
+        offset = self._leases.find(lease, at)
+        while offset >= 0 and offset % _LEASE.size != _ID_AT:
+            offset = self._leases.find(lease, offset + 1)
+        return offset - _ID_AT if offset >= 0 else -1
 
 
 def charge(

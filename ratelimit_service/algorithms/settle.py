@@ -76,13 +76,13 @@ _ABSENT: Final = Step(True, None, 0, 0, 0, 0, False)
 
 def _descriptors(hits: Sequence[Hit]) -> list[list[int]]:
     """The indices of the hits that charge, those of one descriptor together."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for index, hit in enumerate(hits):
         if hit.joined and not hit.refund:
-            found[-1].append(index)
+            groups[-1].append(index)
         elif not hit.refund:
-            found.append([index])
-    return found
+            groups.append([index])
+    return groups
 
 
 def _state(key: bytes, changes: Changes, read: _Read) -> State | None:

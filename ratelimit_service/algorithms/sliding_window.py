@@ -101,10 +101,10 @@ def unpacked(state: State | None) -> tuple[int, int, int]:
     """The number and the counts of such a state; the number is below 0 if it is none."""
     if not isinstance(state, bytes) or len(state) != _TWO.size or state[0] != _TWO_MARK:
         return -1, 0, 0
-    found: tuple[bytes, float, int, int] = _TWO.unpack(state)
-    if not 0 <= found[1] < _MOST_NUMBER:
+    fields: tuple[bytes, float, int, int] = _TWO.unpack(state)
+    if not 0 <= fields[1] < _MOST_NUMBER:
         return -1, 0, 0
-    return int(found[1]), found[2], found[3]
+    return int(fields[1]), fields[2], fields[3]
 
 
 def refund(

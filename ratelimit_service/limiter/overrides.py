@@ -135,11 +135,11 @@ class DomainOverrides:
         if not EFFORT.bounded:
             return [*exact, *self._taking(entries, places)]
         name = (self, entries)
-        found = EFFORT.found.get(name)
+        found = EFFORT.results.get(name)
         if found is None:
             EFFORT.spend(0)
             found = [*exact, *self._taking(entries, places)]
-            EFFORT.found[name] = found
+            EFFORT.results[name] = found
         return found
 
     def meeting(self, entries: Sequence[Entry], now_us: int) -> list[Override]:

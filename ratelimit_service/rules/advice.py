@@ -225,11 +225,11 @@ def _networks(value: str) -> str:
     first, _, last = value.partition("-")
     try:
         ends = ip_address(first.strip()), ip_address(last.strip())
-        found = [str(each) for each in summarize_address_range(*ends)]
+        networks = [str(each) for each in summarize_address_range(*ends)]
     except (ValueError, TypeError):  # TypeError: of two families
         return ""
-    more = ", …" if len(found) > _SHOWN_NETWORKS else ""
-    return f"[{', '.join(found[:_SHOWN_NETWORKS])}{more}]"
+    more = ", …" if len(networks) > _SHOWN_NETWORKS else ""
+    return f"[{', '.join(networks[:_SHOWN_NETWORKS])}{more}]"
 
 
 def _pointless(rule: Rule) -> Iterator[Problem]:

@@ -308,14 +308,14 @@ def merge(
         return nodes, [*_unknown_targets(nodes), *_unequal_pools(nodes)]
     seen: dict[tuple[str, str, bool], Node] = {}
     problems = []
-    found = []
+    distinct = []
     for node in (node for file in files for node in file.nodes):
         if message := taken_twice(node, seen, of_files=of_files):
             text = path_text([(node.key, node.value)])
             problems.append(Problem(node.source, text, message, "duplicate"))
         else:
-            found.append(node)
-    nodes = tuple(found)
+            distinct.append(node)
+    nodes = tuple(distinct)
     for node, message in too_many(nodes):
         problems.append(Problem(node.source, "", message, "matcher"))
     return nodes, [

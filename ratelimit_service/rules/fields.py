@@ -160,7 +160,7 @@ class Fields:
         It is all that it means: two values with the same content mean the same.
         """
         value = self._pairs[name][1]
-        found = []
+        rows = []
         for mapping in value.value if isinstance(value, yaml.SequenceNode) else (value,):
             if not isinstance(mapping, yaml.MappingNode):
                 return None
@@ -171,8 +171,8 @@ class Fields:
                 if not isinstance(of, yaml.ScalarNode):
                     return None
                 said.append((key.value, of.tag, of.value))
-            found.append(tuple(said))
-        return tuple(found)
+            rows.append(tuple(said))
+        return tuple(rows)
 
     def visit(self, name: str) -> None:
         """Counts what stands under a key, and is not looked at because its content is known."""
@@ -248,27 +248,27 @@ class Fields:
         value = self._pairs[name][1]
         if not isinstance(value, yaml.SequenceNode):
             return None
-        found = []
+        texts = []
         for item in value.value:
             if isinstance(item, yaml.ScalarNode) and item.value:
-                found.append(scalars.raw(item))
+                texts.append(scalars.raw(item))
             else:
                 self._reader.report(item, self.path, "type", f"{name} must be a list of texts")
-        return found
+        return texts
 
     def one_or_more(self, name: str) -> list[tuple[str, yaml.Node]]:
         """A text, or a list of texts, each with where it stands."""
         value = self._pairs[name][1]
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         self._reader.visit(value, 0)
-        found: list[tuple[str, yaml.Node]] = []
+        texts: list[tuple[str, yaml.Node]] = []
         for item in items:
             if isinstance(item, yaml.ScalarNode) and item.value and item.tag != scalars.NULL:
-                found.append((scalars.raw(item), item))
+                texts.append((scalars.raw(item), item))
             else:
                 message = f"{name} must be a text or a list of texts, none of them empty"
                 self._reader.report(item, self.path, "type", message)
-        return found
+        return texts
 
     def text_pairs(self, name: str) -> list[tuple[str, str]]:
         """The keys and texts of a mapping, in order."""
@@ -334,15 +334,15 @@ class Fields:
         node = self._pairs[name][1]
         if not isinstance(node, yaml.SequenceNode):
             return None
-        found = []
+        numbers = []
         for item in node.value:
             number = scalars.number(item)
             if not isinstance(number, int) or not least <= number <= most:
                 message = f"{name} must be whole numbers from {least} to {most}, without quotes"
                 self._reader.report(item, self.path, "number", message)
                 number = least
-            found.append(number)
-        return found
+            numbers.append(number)
+        return numbers
 
     def one_of(self, name: str, allowed: Collection[str], default: str) -> str:
         """One of the allowed words, whatever the case of its letters."""

@@ -24,7 +24,7 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
+from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.text.display import printable, reason
 
@@ -72,7 +72,7 @@ class FromXds(RuleSource):
         self._task = _task(settings, address)
         self._received: _Received | None = None
         """None before the server has sent anything."""
-        self._read: tuple[Found, int] | None = None
+        self._read: tuple[SourceContent, int] | None = None
         """What was read last, and its stamp."""
         self._tell: IO[bytes] | None = None
         self._process: ChildProcess | None = None
@@ -85,7 +85,7 @@ class FromXds(RuleSource):
         """Raises SettingsError for an address or files that cannot be used."""
         return cls(settings)
 
-    def first(self, former: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> SourceContent | None:
         """What a former program was sent, if there was one. Raises RulesError for the overlay."""
         overlay = self._read_overlay()
         for name, data in overlay.files.items():
@@ -99,27 +99,27 @@ class FromXds(RuleSource):
         self._received = _Received({name: text.encode() for name, text in former.items()}, {}, 0)
         return self.read()
 
-    def read(self) -> Found:
+    def read(self) -> SourceContent:
         """What was received last. Raises RulesError if that is nothing yet."""
         received = self._received
         if received is None:
             raise RulesError(f"no rules have come from {self.location} yet")
         overlay = self._read_overlay()
-        found = Found(
+        content = SourceContent(
             received.files | overlay.files,
             received.unread | overlay.unread,
             dict.fromkeys(received.files, _RESOURCE) | dict.fromkeys(overlay.files, _OVERLAY),
         )
-        self._read = found, received.stamp
-        return found
+        self._read = content, received.stamp
+        return content
 
-    def fetch(self) -> Found:
+    def fetch(self) -> SourceContent:
         """Asks the server. Raises RulesError if nothing has come in time."""
         self.first(None)
         self._task["away_seconds"] = _FETCH_SECONDS
         return asyncio.run(self._fetched())
 
-    async def _fetched(self) -> Found:
+    async def _fetched(self) -> SourceContent:
         try:
             most = _START_SECONDS + _FETCH_SECONDS
             async with asyncio.timeout(most), aclosing(self.changes()) as changes:
@@ -154,9 +154,9 @@ class FromXds(RuleSource):
         if self._process is not None:
             end(self._process)
 
-    def judged(self, found: Found, verdict: FileProblems) -> None:
+    def judged(self, content: SourceContent, verdict: FileProblems) -> None:
         """Lets the client tell the server; what is wrong with the overlay is not its business."""
-        if self._read is None or self._read[0] is not found or self._tell is None:
+        if self._read is None or self._read[0] is not content or self._tell is None:
             return
         problems = [
             problem
@@ -177,13 +177,13 @@ class FromXds(RuleSource):
         except (OSError, ValueError):  # it has ended, and its pipe may be closed
             log.debug("the client of %s is gone: another is started", self.location)
 
-    def _read_overlay(self) -> Found:
+    def _read_overlay(self) -> SourceContent:
         if not self._overlay_file:
-            return Found({}, {})
+            return SourceContent({}, {})
         try:
             return read_rule_files(Path(self._overlay_file))
         except RulesError as error:
-            return Found({}, {self._overlay_file: str(error)})
+            return SourceContent({}, {self._overlay_file: str(error)})
 
     # The client's process
 

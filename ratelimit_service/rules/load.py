@@ -27,7 +27,7 @@ from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.reload_log import ReloadDifference, log_problems, log_reload
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
-from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
+from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text.display import count, printable
 
@@ -131,7 +131,7 @@ class Rules:
         self._health = health
         self._state = _LoadState()
         self._verdict = _Verdict()
-        self._reading: asyncio.Future[Found] | None = None
+        self._reading: asyncio.Future[SourceContent] | None = None
         self._loaded = Loaded(0, "")
         self._lock = asyncio.Lock()
         self._begun = asyncio.Event()
@@ -169,20 +169,20 @@ class Rules:
         `former` is what `leave` gave to a former program of this process. With `once` nobody will
         reload. A source that has nothing yet begins without rules.
         """
-        found = self._source.fetch() if once else self._source.first(former)
-        if found is None:
+        content = self._source.fetch() if once else self._source.first(former)
+        if content is None:
             then = "nothing is served" if self._policy.waits else "the failure policy decides"
             why = f"no rules have come from {self._source.location} yet: until then {then}"
             self._health.degrade("rules", why)
             self._hold()
             return
-        for name, why in found.unread.items():
+        for name, why in content.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
-        versions, _ = at_once(self._versions(found, keep_vanished=False))
+        versions, _ = at_once(self._versions(content, keep_vanished=False))
         built = build(versions, self.book.tallies_of, strict=self._policy.strict)
         at_once(self._take_over(built, versions))
         self._begun.set()
-        self._source.judged(found, self._verdict.fatal)
+        self._source.judged(content, self._verdict.fatal)
         problems = sorted(chain.from_iterable(self._verdict.fatal.values()))
         if self._policy.strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
@@ -202,12 +202,12 @@ class Rules:
         What cannot be loaded is in the log, the stats and health, and changes nothing. With
         `keep_vanished` that goes for files that are not there any more, too.
         """
-        found = None
+        content = None
         async with self._lock:
             try:
-                found = await self._read_in_time()
+                content = await self._read_in_time()
                 versions, missing = await stepwise(
-                    self._versions(found, keep_vanished=keep_vanished)
+                    self._versions(content, keep_vanished=keep_vanished)
                 )
                 await stepwise(self._note_missing(missing))
                 changed = await stepwise(self._changed(versions))
@@ -229,16 +229,16 @@ class Rules:
                     self._begun.set()
                 else:
                     await stepwise(self._judge())
-                self._source.judged(found, self._verdict.fatal)
+                self._source.judged(content, self._verdict.fatal)
             except RulesError as error:
                 if self._ended:  # and with it the process that built
                     return
                 self._stats.rule_loads["error"] += 1
                 then = "the last good rules stay" if self.begun else "the failure policy decides"
                 self._health.degrade("rules", f"{error}; {then}")
-                if found is not None:
+                if content is not None:
                     problem = Problem(Source(self._source.location), "", str(error), "internal")
-                    self._source.judged(found, {"": [problem]})
+                    self._source.judged(content, {"": [problem]})
 
     def leave(self) -> Left | None:
         """Rules that the next program of this process starts with; None if it reads them itself."""
@@ -259,7 +259,7 @@ class Rules:
         else:
             self._health.recover("watch")
 
-    async def _read_in_time(self) -> Found:
+    async def _read_in_time(self) -> SourceContent:
         """Raises RulesError if reading takes too long, as from a network that is away.
 
         The read goes on in its thread all the same. The next one waits for it and drops what it
@@ -273,13 +273,13 @@ class Rules:
         reading, self._reading = self._reading, None
         return reading.result()
 
-    async def _done_in_time(self, reading: asyncio.Future[Found]) -> None:
+    async def _done_in_time(self, reading: asyncio.Future[SourceContent]) -> None:
         await asyncio.wait([reading], timeout=_READ_SECONDS)
         if not reading.done():
             raise RulesError(f"reading {self._source.location} takes more than {_READ_SECONDS:g} s")
 
     def _versions(
-        self, found: Found, *, keep_vanished: bool
+        self, content: SourceContent, *, keep_vanished: bool
     ) -> Generator[None, None, tuple[list[Version], list[Problem]]]:
         """The versions to build, and what is missing: such files keep their last version.
 
@@ -288,21 +288,21 @@ class Rules:
         versions = []
         missing = [
             Problem(Source(name), "", f"this cannot be read: {why}; what was good stays", "unread")
-            for name, why in found.unread.items()
+            for name, why in content.unread.items()
         ]
-        for number, (name, data) in enumerate(found.files.items()):
+        for number, (name, data) in enumerate(content.files.items()):
             if number % _FILES == 0:
                 yield
             known = self._state.files.get(name)
-            language = found.languages.get(name, "yaml")
+            language = content.languages.get(name, "yaml")
             good = known.good if known else None
             versions.append(Version(name, data, good, language=language))
         for number, (name, file) in enumerate(self._state.files.items()):
             if number % _FILES == 0:
                 yield
-            if name in found.files:
+            if name in content.files:
                 continue
-            if found.unread_above(name):
+            if content.unread_above(name):
                 versions.append(Version(name, file.data, file.good, language=file.language))
             elif keep_vanished and file.held is not None:
                 _, held = file.held

@@ -48,11 +48,11 @@ class Overlay:
 
     def of_domain(self, domain: str) -> Keys:
         """The keys for the top of a domain's rules."""
-        found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        keys: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for entry in self._entries:
             if entry.root and _matches(entry.domain, domain):
-                found |= entry.root
-        return found
+                keys |= entry.root
+        return keys
 
     def of_key(self, domain: str, key: str) -> tuple[Keys, Keys]:
         """The keys for the limit of a descriptor with this key, and those beside the limit."""

@@ -118,10 +118,10 @@ class Rulebook:
                 await asyncio.sleep(0)
 
 
-def _collecting(level: Level, found: deque[object]) -> Generator[None, None, None]:
+def _collecting(level: Level, parts: deque[object]) -> Generator[None, None, None]:
     """Adds all of a level that takes time to drop, in steps."""
     for number, part in enumerate(_in_parts(level)):
-        found.append(part)
+        parts.append(part)
         if number % SLICE == 0:
             yield
 

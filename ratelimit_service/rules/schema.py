@@ -408,13 +408,13 @@ def _replaces(fields: Fields, beside: frozenset[str]) -> frozenset[str]:
 
 
 def _failure_policy(mappings: Sequence[Fields]) -> FailurePolicy | None:
-    found: FailurePolicy | None = None
+    policy: FailurePolicy | None = None
     for fields in mappings:
         if not fields.given("failure_policy"):
             continue
         word = fields.one_of("failure_policy", list(map(str, FailurePolicy)), "open")
-        if found not in {None, word}:
-            message = f"a descriptor has one failure_policy: another limit of it says {found}"
+        if policy not in {None, word}:
+            message = f"a descriptor has one failure_policy: another limit of it says {policy}"
             fields.report("failure_policy", message, value="failure_policy")
-        found = FailurePolicy(word)
-    return found
+        policy = FailurePolicy(word)
+    return policy

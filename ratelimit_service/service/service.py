@@ -252,7 +252,7 @@ class Service:
         if planning.unfinished:
             planning.unfinished = False
             later = partial(
-                self._plan_on, batch, asked, snapshot, effort.found, wanted, deadline_us
+                self._plan_on, batch, asked, snapshot, effort.results, wanted, deadline_us
             )
             shared_scheduler().go_on(later)
             return

@@ -13,7 +13,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.comparison.reloads import difference
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.resource import resource_bytes
-from ratelimit_service.rules.source import Found, Left, RuleSource
+from ratelimit_service.rules.source import Left, RuleSource, SourceContent
 from ratelimit_service.settings import Settings
 
 MANY = 1_000
@@ -36,11 +36,11 @@ class Sent(RuleSource):
     def of(cls, settings: Settings) -> Self:
         raise AssertionError(settings)
 
-    def first(self, former: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> SourceContent | None:
         return None
 
-    def read(self) -> Found:
-        return Found(self.files, {}, dict.fromkeys(self.files, "resource"))
+    def read(self) -> SourceContent:
+        return SourceContent(self.files, {}, dict.fromkeys(self.files, "resource"))
 
     async def changes(self) -> AsyncGenerator[str, None]:
         yield ""

@@ -113,7 +113,7 @@ def test_what_costs_much_is_done_in_several_turns(kind: str) -> None:
             except EffortSpentError:
                 done = 0
                 turns += 1
-                EFFORT.renew(EFFORT.found)
+                EFFORT.renew(EFFORT.results)
     finally:
         EFFORT.bounded = False
         EFFORT.renew({})

@@ -222,8 +222,8 @@ class Networks(Matcher):
     def read(cls, fields: Fields) -> Networks:
         """A network or a list of them. Raises ValueError."""
         empty = "cidr needs a network, as 10.0.0.0/8, or a list of them"
-        found = read_list(fields, cls.key, lambda text, _: _network(text), empty)
-        return cls(spread_tuple(found))
+        networks = read_list(fields, cls.key, lambda text, _: _network(text), empty)
+        return cls(spread_tuple(networks))
 
     @property
     def parts(self) -> Sequence[tuple[object, ...]]:
@@ -282,10 +282,10 @@ def _network(text: str) -> Network:
     """A network of a file. Raises ValueError with what is wrong with it."""
     address, slash, length = text.partition("/")
     if length in _IPV4_LENGTHS and ":" not in address:  # as most are; the rest takes long
-        found = address_of(address)
-        if found is not None:
-            whole = Network.around(found, int(length))
-            if whole.address == found:
+        parsed = address_of(address)
+        if parsed is not None:
+            whole = Network.around(parsed, int(length))
+            if whole.address == parsed:
                 return whole
     if slash and not (length.isascii() and length.isdigit()):
         raise ValueError(f"{quoted(text)} is no network: write its length as in 10.0.0.0/8")
@@ -297,17 +297,17 @@ def _network(text: str) -> Network:
         ) from error
     if isinstance(network, IPv6Network) and network.network_address.scope_id:
         raise ValueError(f"{quoted(text)} has a zone, which addresses of callers do not have")
-    found = address_of(address)
-    if found is None:
+    parsed = address_of(address)
+    if parsed is None:
         raise ValueError(f"{quoted(text)} is no network: write one as 10.0.0.0/8 or 2001:db8::/32")
     bits = network.prefixlen
-    if found.family == 4 and network.version == 6:
+    if parsed.family == 4 and network.version == 6:
         bits -= 96  # an IPv4 address, written as IPv6
         if bits < 0:
             raise ValueError(
                 f"{quoted(text)} holds all of IPv4 written as IPv6: write 0.0.0.0/0 for IPv4"
             )
-    whole = Network.around(found, bits)
-    if whole.address != found:
+    whole = Network.around(parsed, bits)
+    if whole.address != parsed:
         raise ValueError(f"{quoted(text)} has bits behind its prefix: write {whole}")
     return whole

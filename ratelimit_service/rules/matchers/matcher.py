@@ -52,20 +52,20 @@ def read_list(
     `item` reads one, and raises ValueError if it cannot. Raises ValueError with `empty` if there is
     none.
     """
-    found: dict[_T, None] = {}
+    items: dict[_T, None] = {}
     for text, node in fields.one_or_more(key):
         try:
             each = item(text, node)
         except ValueError as error:
             fields.report(key, str(error), at=node)
             continue
-        if each in found:
+        if each in items:
             shown = quoted(each) if isinstance(each, str) else each
             fields.report(key, f"{shown} stands in this list twice", at=node)
-        found[each] = None
-    if not found:
+        items[each] = None
+    if not items:
         raise ValueError(empty)
-    return tuple(found)
+    return tuple(items)
 
 
 class Index(ABC):

@@ -50,19 +50,19 @@ class _ByPiece(Index):
                 if pattern.matches(value):
                     return position
             return -1
-        found = self.all(value)
-        return found[0] if found else -1
+        positions = self.all(value)
+        return positions[0] if positions else -1
 
     def all(self, value: str) -> Sequence[int]:
         """All that take it, as declared. Raises EffortSpentError."""
         if not EFFORT.bounded:
             return self._taking(value)
-        found = EFFORT.found.get((self, value))
-        if found is None:
+        positions = EFFORT.results.get((self, value))
+        if positions is None:
             EFFORT.spend(0)
-            found = self._taking(value)
-            EFFORT.found[self, value] = found
-        return found
+            positions = self._taking(value)
+            EFFORT.results[self, value] = positions
+        return positions
 
     def _taking(self, value: str) -> Sequence[int]:
         likely = self._pieces.likely(value)
@@ -111,10 +111,10 @@ class Pattern(Matcher):
             return False
         at = len(first)
         for piece in middle:
-            found = value.find(piece, at, end)
-            if found < 0:
+            start = value.find(piece, at, end)
+            if start < 0:
                 return False
-            at = found + len(piece)
+            at = start + len(piece)
         return True
 
     @property

@@ -122,14 +122,14 @@ class Pieces(Generic[_T]):
     def likely(self, value: str) -> list[_T]:
         """Those whose pattern may take a value. Its cost counts against the effort of a turn."""
         by_part = self._by_part
-        found: list[_Filed[_T]] = [*self._others]
+        candidates: list[_Filed[_T]] = [*self._others]
         looked = len(self._lengths)
         size = len(value)
         for where, length in self._lengths:
             if length > size:
                 continue
             text = value[:length] if where == _BEGIN else value[-length:]
-            found += by_part.get((where, text)) or ()
+            candidates += by_part.get((where, text)) or ()
         within = self._within
         for first in within if len(within) < size else set(value):
             looked += 1
@@ -139,9 +139,9 @@ class Pieces(Generic[_T]):
                 texts = self._having(value, first) if fewer else self._cut(value, first)
                 looked += min(begun, sum(within[first].values())) * len(within[first])
                 for text in texts:
-                    found += by_part.get((_WITHIN, text)) or ()
-        likely = [each for each in found if each.least <= size]
-        looked += len(found) + sum([min(each.pieces, size) for each in likely])
+                    candidates += by_part.get((_WITHIN, text)) or ()
+        likely = [each for each in candidates if each.least <= size]
+        looked += len(candidates) + sum([min(each.pieces, size) for each in likely])
         EFFORT.rest -= looked * _LOOK_UP + len(likely) * size
         return [each.thing for each in likely]
 
@@ -151,25 +151,25 @@ class Pieces(Generic[_T]):
 
     def _cut(self, value: str, first: str) -> Collection[str]:
         """What a value has with this first character that is as long as a piece with it."""
-        found: set[str] = set()
+        substrings: set[str] = set()
         at = value.find(first)
         while at >= 0:
             for length in self._within[first]:
-                found.add(value[at : at + length])
+                substrings.add(value[at : at + length])
             at = value.find(first, at + 1)
-        return found
+        return substrings
 
 
 def _parts(pieces: Sequence[str]) -> list[_Piece]:
     """Under which pieces a pattern may be filed; the earlier ones are found with less work."""
     first, *middle, last = pieces
-    found: list[_Piece] = []
+    parts: list[_Piece] = []
     if first:
-        found.append((_BEGIN, first))
+        parts.append((_BEGIN, first))
     if last:
-        found.append((_END, last))
+        parts.append((_END, last))
     for piece in middle:
-        found.append((_WITHIN, piece[:_CUT]))
+        parts.append((_WITHIN, piece[:_CUT]))
         if len(piece) > _CUT:
-            found.append((_WITHIN, piece[-_CUT:]))
-    return found or [(_BEGIN, "")]
+            parts.append((_WITHIN, piece[-_CUT:]))
+    return parts or [(_BEGIN, "")]

@@ -111,8 +111,8 @@ class _Together(Index):
 
     def first(self, value: str) -> int:
         """The first declared one that matches. Raises EffortSpentError."""
-        found = self.all(value)
-        return found[0] if found else -1
+        positions = self.all(value)
+        return positions[0] if positions else -1
 
     def all(self, value: str) -> Sequence[int]:
         """All that match, as declared. Raises EffortSpentError."""
@@ -122,28 +122,28 @@ class _Together(Index):
             return ()  # it would hold up all others: at worst each byte runs all instructions
         if not EFFORT.bounded:
             return _search(self._asked(value), value)
-        found = EFFORT.found.get((self, value))
-        if found is None:
+        positions = EFFORT.results.get((self, value))
+        if positions is None:
             asked = self._asked(value)
             for bundle in asked:
                 bundle.get_ready()
             building = sum(bundle.size for bundle in asked if not bundle.automaton.at_hand)
             EFFORT.spend(work + building * _BUILDING)
-            found = EFFORT.found[self, value] = _search(asked, value)
-        return found
+            positions = EFFORT.results[self, value] = _search(asked, value)
+        return positions
 
     def _asked(self, value: str) -> Sequence[_Bundle]:
         """The bundles that have a pattern that begins as a value does."""
         if len(self._every) == 1:
             return self._every
-        found: list[_Bundle] = []
+        bundles: list[_Bundle] = []
         for length in self._lengths:
             bundle = self._bundles.get(value[:length])
-            if bundle is not None and bundle not in found:
-                found.append(bundle)
+            if bundle is not None and bundle not in bundles:
+                bundles.append(bundle)
             if length >= len(value):
                 break
-        return found
+        return bundles
 
 
 def _search(asked: Sequence[_Bundle], value: str) -> Sequence[int]:
@@ -279,8 +279,8 @@ def _together(patterns: Sequence[Regex]) -> tuple[int, Regex]:
 
     A pattern that begins with a text needs none for values that begin otherwise.
     """
-    *_, found = _growing_together(patterns)
-    return found
+    *_, heaviest = _growing_together(patterns)
+    return heaviest
 
 
 def _growing_together(patterns: Sequence[Regex]) -> Iterator[tuple[int, Regex]]:
@@ -316,12 +316,12 @@ def _beginning(text: str) -> str:
     """The text that all begin with that a pattern takes, as far as it is plain to see."""
     if "|" in text and not _ONLY_IN_GROUPS.fullmatch(text):
         return ""
-    found = ""
+    prefix = ""
     at = 0
     while part := _LITERAL.match(text, at):
-        found += part[0].strip("[]\\") or part[0][1]
+        prefix += part[0].strip("[]\\") or part[0][1]
         at = part.end()
-    return found
+    return prefix
 
 
 _ONLY_IN_GROUPS: Final = re.compile(

@@ -79,12 +79,12 @@ class _Stage:
             yield from index.parts()
 
     def first(self, value: str) -> int:
-        found = -1
+        best = -1
         for index in self._indexes.values():
             position = index.first(value)
-            if position >= 0 and (found < 0 or position < found):
-                found = position
-        return found
+            if position >= 0 and (best < 0 or position < best):
+                best = position
+        return best
 
     def all(self, value: str) -> Iterator[int]:
         if len(self._indexes) == 1:

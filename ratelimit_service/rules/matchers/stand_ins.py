@@ -197,21 +197,21 @@ class _ByText(Index):
 
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
-        found: list[int | None] = []
+        positions: list[int | None] = []
         if _AS_IT_IS in self._tables:
-            found.append(self._tables[_AS_IT_IS].get(value))
+            positions.append(self._tables[_AS_IT_IS].get(value))
         address = address_of(value)
         if address is None:
             table = self._tables.get((0, 0))
-            found.append(None if table is None else table.get(value))
+            positions.append(None if table is None else table.get(value))
         else:
             family, number = address
             whole = IPAddress.bits_of(family)
             for length in range(whole + 1):
                 table = self._tables.get((family, length))
                 if table is not None:
-                    found.append(table.get(number >> (whole - length)))
-        return sorted([position for position in found if position is not None])
+                    positions.append(table.get(number >> (whole - length)))
+        return sorted([position for position in positions if position is not None])
 
 
 def _bits_of(text: str, size: _Size) -> int | None:
