@@ -234,6 +234,7 @@ def _level(level: Level) -> Iterator[object]:
         for node in level.nodes
     ]
     yield [
-        met is not None and met.node is node for met, node in zip(found, level.nodes, strict=True)
+        matched is not None and matched.node is node
+        for matched, node in zip(found, level.nodes, strict=True)
     ]
     yield sorted(level.matching), sorted(level.default)

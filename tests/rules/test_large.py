@@ -29,7 +29,7 @@ from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rule_lab.comparison.reloads import difference
 from ratelimit_service.rule_lab.simulation.world import World
 from ratelimit_service.rules.build import Version, build
-from ratelimit_service.rules.match import find, meet
+from ratelimit_service.rules.match import find, look_up
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
@@ -41,7 +41,7 @@ from ratelimit_service.rules.tree import (
     Domain,
     Level,
     LevelBuilder,
-    MetNode,
+    MatchedNode,
     Node,
     Rule,
     Snapshot,
@@ -165,13 +165,13 @@ async def test_in_steps(kind: str) -> None:
     compiler = Compiler(Settings())
     for each in come["d"].root.nodes:
         value = each.matcher.example if each.matcher else each.value
-        met = meet(come["d"].root, Entry(each.key, value))
-        assert met is not None
-        compiler.rule(come["d"], met)
+        matched = look_up(come["d"].root, Entry(each.key, value))
+        assert matched is not None
+        compiler.rule(come["d"], matched)
     book.swap(come.copy(), frozenset())
     old = [book.swap({}, frozenset())]
     come.clear()
-    del each, met, compiler
+    del each, matched, compiler
     comparing = await most_at_once(difference(old[0].domains, {}))
     going = await most_at_once(_let_go(book, old))
     remaining = of_rules()
@@ -256,7 +256,7 @@ def test_long_lists_are_indexed_in_steps(
 
 def of_rules() -> int:
     """How many objects there are that each rule has of its own."""
-    return sum(isinstance(each, (Node, Rule, MetNode)) for each in gc.get_objects())
+    return sum(isinstance(each, (Node, Rule, MatchedNode)) for each in gc.get_objects())
 
 
 async def _let_go(book: Rulebook, old: list[Snapshot]) -> None:

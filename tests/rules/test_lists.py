@@ -20,7 +20,7 @@ from ratelimit_service.rules.paths import parse_path
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
-from tests.rules.test_match import LIMIT, domain, met
+from tests.rules.test_match import LIMIT, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -78,8 +78,8 @@ def test_order(asked: str, rule: str | None) -> None:
     """
     tree = domain(RULES)
 
-    assert met(tree, asked) == rule
-    assert met(carried(tree), asked) == rule
+    assert matched_rule(tree, asked) == rule
+    assert matched_rule(carried(tree), asked) == rule
 
 
 def test_names() -> None:

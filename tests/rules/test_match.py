@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import Entry
 from ratelimit_service.observability.stats import MAX_VALUE_BYTES, OTHER
-from ratelimit_service.rules.match import Match, find, match, may_meet
+from ratelimit_service.rules.match import Match, find, match, may_match
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.schema import parse
@@ -25,7 +25,7 @@ def domain(text: str) -> Domain:
     return Domain(file.domain, Level.of(file.nodes))
 
 
-def met(tree: Domain, text: str) -> str | None:
+def matched_rule(tree: Domain, text: str) -> str | None:
     rule = match(tree, descriptor(text).entries).rule
     return rule.path if rule else None
 
@@ -80,7 +80,7 @@ descriptors:
 )
 def test_specificity(asked: str, rule: str | None) -> None:
     """Exact before pattern before key; as declared; exact depth; no turning back; case matters."""
-    assert met(domain(TREE), asked) == rule
+    assert matched_rule(domain(TREE), asked) == rule
 
 
 @pytest.mark.parametrize("asked", ["a_b=c", "a=b_c", "a_=b", "user_id=7"])
@@ -91,7 +91,7 @@ def test_keys_and_values_are_never_joined(asked: str) -> None:
         f"  - {{key: user, value: '*', {LIMIT}}}\n  - {{key: a_b_c, {LIMIT}}}\n"
     )
 
-    assert met(tree, asked) is None
+    assert matched_rule(tree, asked) is None
 
 
 SHARED = f"""
@@ -208,10 +208,10 @@ def test_paths_are_unique(one: list[tuple[str, str]], other: list[tuple[str, str
 def test_what_a_pattern_may_meet(pattern: str, paths: list[str]) -> None:
     """It is what its descriptors meet, whatever stands for its `*`, and no rule of other keys."""
     tree = domain(TREE)
-    found = [rule.path for rule in may_meet(tree.root, descriptor(pattern).entries) if rule]
+    found = [rule.path for rule in may_match(tree.root, descriptor(pattern).entries) if rule]
     assert found == paths
     for text in ("b", "deep", "white", "wind", "z", ""):
-        rule = met(tree, pattern.replace("*", text))
+        rule = matched_rule(tree, pattern.replace("*", text))
         assert rule is None or rule in found
 
 
@@ -230,7 +230,7 @@ descriptors:
     )
     name = "10.0.0.0/24" if taken.startswith("value") else "one_of(10.0.0.0/24)"
 
-    found = [met(tree, f"a=10.0.0.{last}") for last in (6, 7, 8)]
+    found = [matched_rule(tree, f"a=10.0.0.{last}") for last in (6, 7, 8)]
     assert found == [f"a={name}", None, "a=one_of(10.0.0.8,10.0.0.9)"]
 
 

@@ -20,7 +20,7 @@ from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.stores.keys import CounterNames
 from tests.rules.prefix import Prefix
-from tests.rules.test_match import LIMIT, domain, met
+from tests.rules.test_match import LIMIT, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -67,8 +67,8 @@ def test_order(asked: str, rule: str) -> None:
     for part in packed([tree]):
         carried.add(part)
 
-    assert met(tree, asked) == rule
-    assert met(carried.domains["edge"], asked) == rule
+    assert matched_rule(tree, asked) == rule
+    assert matched_rule(carried.domains["edge"], asked) == rule
 
 
 def test_names_are_apart() -> None:

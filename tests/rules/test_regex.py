@@ -19,7 +19,7 @@ from ratelimit_service.rules.matchers.regex import Regex
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Level, Node, Snapshot
-from tests.rules.test_match import LIMIT, domain, met
+from tests.rules.test_match import LIMIT, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -65,8 +65,8 @@ def test_order(asked: str, rule: str) -> None:
     for part in packed([tree]):
         carried.add(part)
 
-    assert met(tree, asked) == rule
-    assert met(carried.domains["edge"], asked) == rule
+    assert matched_rule(tree, asked) == rule
+    assert matched_rule(carried.domains["edge"], asked) == rule
 
 
 async def test_decisions(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_thousand_of_any_size(monkeypatch: pytest.MonkeyPatch, pattern: str, s
 
     def built(value: str) -> int:
         before = len(building.texts)
-        assert met(tree, f"k={value}") is None
+        assert matched_rule(tree, f"k={value}") is None
         return sum(size for text in building.texts[before:] if text in patterns)
 
     assert automaton.CompiledPattern(patterns[0]).size == size
@@ -236,7 +236,7 @@ def test_memory_of_states(monkeypatch: pytest.MonkeyPatch, many: int, megabytes:
     building = Building(monkeypatch)
 
     for number in range(1_000, 1_000 + many):
-        assert met(tree, f"k=/{number}/a") is not None
+        assert matched_rule(tree, f"k=/{number}/a") is not None
 
     assert (megabytes - 1) << 20 < sum(building.most_bytes) <= megabytes << 20
 
@@ -251,7 +251,7 @@ def test_many_that_end_or_group_are_asked_at_once(own: str) -> None:
     compiled = automaton.compiled.cache_info().misses
 
     for _ in range(2):
-        assert met(tree, "k=10.69.1.2") == 'k=regex("10[.]69[.].\\u002a")'
+        assert matched_rule(tree, "k=10.69.1.2") == 'k=regex("10[.]69[.].\\u002a")'
 
     assert automaton.compiled.cache_info().misses == compiled
 
@@ -287,7 +287,7 @@ def test_values_that_take_too_long() -> None:
     )
     long = "a" * 3_000 + "b"
 
-    assert met(tree, f"k={long[-500:]}") == 'k=regex(".\\u002aa.{90}b")'
-    assert met(tree, f"k={long}") == "k"
+    assert matched_rule(tree, f"k={long[-500:]}") == 'k=regex(".\\u002aa.{90}b")'
+    assert matched_rule(tree, f"k={long}") == "k"
     told = str(explain(Snapshot(1, {"edge": tree}), "edge", descriptor(f"k={long}")))
     assert "its regular expression is not asked: the value is too long for those of this" in told
