@@ -91,7 +91,7 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
         if matcher is None:
             continue
         earlier = before.setdefault((node.key, node.grouping, matcher.rank), _Before())
-        if matcher.asked and (first := earlier.covering(matcher)):
+        if matcher.beyond_literals and (first := earlier.covering(matcher)):
             none = "no other value than this text" if matcher.literals else "no value"
             message = (
                 f"{none} gets here: {quoted(first.value)} at "

@@ -175,8 +175,8 @@ def _why_not(level: Level, other: Node, entry: Entry, taken: Node | None, minute
     its = f"its {other.matcher.noun}"
     if not _matches(other, other.matcher, entry.value):
         return f"{its} does not match"
-    asked = level.matching.get(entry.key)
-    if not _exactly(other, entry.value) and asked and not asked.takes(other, entry.value):
+    matchers = level.matching.get(entry.key)
+    if not _exactly(other, entry.value) and matchers and not matchers.takes(other, entry.value):
         return f"{its} is not asked: the value is too long for those of this level"
     if taken is None or taken.matcher is None or _exactly(taken, entry.value):
         return f"{its} matches too, but {_why_another(other, entry.value, taken)}"

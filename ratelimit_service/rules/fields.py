@@ -97,25 +97,25 @@ class Fields:
             reader.report(node, self.path, "type", message)
             return
         pairs = self._pairs
-        odd: list[Pair] = []
+        rejected: list[Pair] = []
         own, merged = reader.pairs(node)
         for pair in own:
             name = scalars.raw(pair[0])
             if name not in allowed or name in pairs:
-                odd.append(pair)
+                rejected.append(pair)
             if name in allowed:
                 pairs[name] = pair
         for pair in merged:
             name = scalars.raw(pair[0])
             if name not in allowed:
-                odd.append(pair)
+                rejected.append(pair)
             else:
                 pairs.setdefault(name, pair)
         if deeper:  # as far as it can be told before it is checked
             self.path = (*path, (self.raw("key")[:MAX_TEXT], self.raw("value")[:MAX_TEXT]))
-        if deeper and len(odd) == 1 and self._is_key_itself(*odd[0], allowed):
+        if deeper and len(rejected) == 1 and self._is_key_itself(*rejected[0], allowed):
             return
-        for key, _ in odd:
+        for key, _ in rejected:
             self._report_key(key, allowed)
 
     def __contains__(self, name: str) -> bool:

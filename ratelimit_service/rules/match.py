@@ -69,9 +69,9 @@ def look_up(level: Level, entry: Entry, minute: int = 0) -> MatchedNode | None:
             matched = by_value.parts[hash(value) % PARTS].get(value)
         if matched is not None:
             return matched
-    asked = level.matching.get(key)
-    if asked is not None:
-        matched = asked.find(value, minute)
+    matchers = level.matching.get(key)
+    if matchers is not None:
+        matched = matchers.find(value, minute)
         if matched is not None:
             return matched
     return level.default.get(key)

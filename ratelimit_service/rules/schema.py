@@ -189,7 +189,7 @@ class _Language:
         self._tallies = tallies
         self._answer = answer
         self._keys = descriptor_keys()
-        self._usual = {"key", "rate_limit", "rate_limits", "descriptors", *registry.keys()}
+        self._common_keys = {"key", "rate_limit", "rate_limits", "descriptors", *registry.keys()}
         """Where a descriptor has no other keys, nobody looks for each of these."""
         self._problems = problems
         self._known: dict[tuple[str, Scalars], _RateLimits] = {}
@@ -221,7 +221,7 @@ class _Language:
         fields.path = (*fields.path[:-1], (key, value))
         if not key and not fields.misspelt("key"):
             fields.report("no_key", "key is missing or empty: every descriptor needs one")
-        more = not fields.within(self._usual)
+        more = not fields.within(self._common_keys)
         share_threshold = more and fields.switch("share_threshold")
         if share_threshold and taken and matcher is None:
             message = (

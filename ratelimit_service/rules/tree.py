@@ -13,9 +13,9 @@ from ratelimit_service.containers.spread import LARGE, SpreadList, Table, parts_
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit
 from ratelimit_service.observability.stats import Tallies, Tally
 from ratelimit_service.rules.matchers.cidr import Networks
+from ratelimit_service.rules.matchers.derived import derived_matchers
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
-from ratelimit_service.rules.matchers.stand_ins import stand_ins
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.times import Times
 
@@ -156,7 +156,17 @@ class Node:
         self, key: str, value: str, matcher: Matcher | None, rule: Rule | None, source: Source
     ) -> Node:
         """The same for other entries, with another rule."""
-        return Node(
+        return Node(*self._given(key, value, matcher, rule, source))
+
+    def __reduce__(self) -> tuple[type[Node], tuple[Any, ...]]:
+        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
+        return Node, self._given(self.key, self.value, self.matcher, self.rule, self.source)
+
+    def _given(
+        self, key: str, value: str, matcher: Matcher | None, rule: Rule | None, source: Source
+    ) -> tuple[Any, ...]:
+        """All fields in order, so that a new one cannot be forgotten in one place."""
+        return (
             key,
             value,
             matcher,
@@ -165,21 +175,6 @@ class Node:
             self.share_threshold,
             self.value_to_metric,
             source,
-            self.grouping,
-            self.valid_until,
-        )
-
-    def __reduce__(self) -> tuple[type[Node], tuple[object, ...]]:
-        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
-        return Node, (
-            self.key,
-            self.value,
-            self.matcher,
-            self.rule,
-            self.children,
-            self.share_threshold,
-            self.value_to_metric,
-            self.source,
             self.grouping,
             self.valid_until,
         )
@@ -260,10 +255,10 @@ def _flags_of(node: Node) -> int:
 class Level:
     """The nodes below one node, arranged for look-up: exact, then matchers, then key alone.
 
-    What is found is a node as a request matches it, the same `MatchedNode` wherever its node is found.
-    `exact` holds, for each key, its nodes by value, and by their matchers' literals; `matching`
-    those whose matchers are to be asked. `nodes` are all, as declared. Nobody changes them. What
-    can be large is in parts (`spread`), so that to grow it, or to drop it, holds up no request.
+    What is found is the `MatchedNode` of a node, the same one wherever its node is found. `exact`
+    holds, for each key, its nodes by value, and by their matchers' literals; `matching` those whose
+    matchers are to be asked. `nodes` are all, as declared. Nobody changes them. What can be large
+    is in parts (`spread`), so that to grow it, or to drop it, holds up no request.
     """
 
     nodes: Sequence[Node]
@@ -298,8 +293,8 @@ class Level:
         for nodes in self.exact.values():
             yield from parts_of(nodes)
         yield from parts_of(self.matching)
-        for asked in self.matching.values():
-            yield from asked.parts()
+        for matchers in self.matching.values():
+            yield from matchers.parts()
         yield from parts_of(self.default)
         yield from parts_of(self.nodes)
 
@@ -364,24 +359,24 @@ class LevelBuilder:
         """As `add`, in steps if the node takes a long list of values."""
         self._nodes.append(node)
         matched = MatchedNode(node)
-        odd = node.valid_until is not None or (node.grouping is not None and node.value)
-        if odd and not isinstance(node.matcher, Networks):
-            for matcher in stand_ins(node.value, node.matcher, node.grouping):
-                self._ask(matched, node.key, matcher)
+        asked_in_turn = node.valid_until is not None or (node.grouping is not None and node.value)
+        if asked_in_turn and not isinstance(node.matcher, Networks):
+            for matcher in derived_matchers(node.value, node.matcher, node.grouping):
+                self._add_to_matchers(matched, node.key, matcher)
         elif node.matcher is not None:
-            if node.matcher.asked:
-                self._ask(matched, node.key, node.matcher)
+            if node.matcher.beyond_literals:
+                self._add_to_matchers(matched, node.key, node.matcher)
             for number, value in enumerate(node.matcher.literals, 1):
-                self._look_up(node.key, value, matched)
+                self._add_by_value(node.key, value, matched)
                 if number % LARGE == 0:
                     yield
         elif node.value:
-            self._look_up(node.key, node.value, matched)
+            self._add_by_value(node.key, node.value, matched)
         else:
             self._default[node.key] = matched
             self._default = spread(self._default)
 
-    def _look_up(self, key: str, value: str, matched: MatchedNode) -> None:
+    def _add_by_value(self, key: str, value: str, matched: MatchedNode) -> None:
         nodes = self._exact.get(key)
         if nodes is None:
             nodes = self._exact[key] = {}
@@ -391,17 +386,17 @@ class LevelBuilder:
         if spreading is not nodes:
             self._exact[key] = spreading
 
-    def _ask(self, matched: MatchedNode, key: str, matcher: Matcher) -> None:
-        asked = self._matching.get(key)
-        if asked is None:
-            asked = self._matching[key] = MatcherNodes()
+    def _add_to_matchers(self, matched: MatchedNode, key: str, matcher: Matcher) -> None:
+        matchers = self._matching.get(key)
+        if matchers is None:
+            matchers = self._matching[key] = MatcherNodes()
             self._matching = spread(self._matching)
-        asked.add(matched, matcher)
+        matchers.add(matched, matcher)
 
     def completing(self) -> Iterator[None]:
         """Does what is left to do when all have been added, a step at a time."""
-        for asked in self._matching.values():
-            yield from asked.completing()
+        for matchers in self._matching.values():
+            yield from matchers.completing()
 
     def level(self) -> Level:
         """The level, when it is complete."""

@@ -96,26 +96,26 @@ class OneByOne(Index):
     """Asks one matcher after the other: for kinds of which a level has few."""
 
     def __init__(self) -> None:
-        self._asked: SpreadList[tuple[int, Matcher]] = SpreadList()
+        self._matchers: SpreadList[tuple[int, Matcher]] = SpreadList()
 
     def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next matcher."""
-        self._asked.append((position, matcher))
+        self._matchers.append((position, matcher))
 
     def parts(self) -> Iterator[object]:
         """Those of the list."""
-        yield from parts_of(self._asked)
+        yield from parts_of(self._matchers)
 
     def first(self, value: str) -> int:
         """The first declared one that takes it."""
-        for position, matcher in self._asked:
+        for position, matcher in self._matchers:
             if matcher.matches(value):
                 return position
         return -1
 
     def all(self, value: str) -> Iterable[int]:
         """All that take it, as declared."""
-        return [position for position, matcher in self._asked if matcher.matches(value)]
+        return [position for position, matcher in self._matchers if matcher.matches(value)]
 
 
 class Matcher(ABC):
@@ -193,7 +193,7 @@ class Matcher(ABC):
         return ()
 
     @property
-    def asked(self) -> bool:
+    def beyond_literals(self) -> bool:
         """Whether it takes any values beside its literals."""
         return True
 

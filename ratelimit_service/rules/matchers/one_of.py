@@ -81,7 +81,7 @@ class OneOf(Matcher):
         return self.values
 
     @property
-    def asked(self) -> bool:
+    def beyond_literals(self) -> bool:
         """Whether it takes values that are no literals."""
         return False
 

@@ -121,18 +121,18 @@ class _Together(Index):
         if work > _MOST_WORK:
             return ()  # it would hold up all others: at worst each byte runs all instructions
         if not EFFORT.bounded:
-            return _search(self._asked(value), value)
+            return _search(self._candidates(value), value)
         positions = EFFORT.results.get((self, value))
         if positions is None:
-            asked = self._asked(value)
-            for bundle in asked:
+            bundles = self._candidates(value)
+            for bundle in bundles:
                 bundle.get_ready()
-            building = sum(bundle.size for bundle in asked if not bundle.automaton.at_hand)
+            building = sum(bundle.size for bundle in bundles if not bundle.automaton.at_hand)
             EFFORT.spend(work + building * _BUILDING)
-            positions = EFFORT.results[self, value] = _search(asked, value)
+            positions = EFFORT.results[self, value] = _search(bundles, value)
         return positions
 
-    def _asked(self, value: str) -> Sequence[_Bundle]:
+    def _candidates(self, value: str) -> Sequence[_Bundle]:
         """The bundles that have a pattern that begins as a value does."""
         if len(self._every) == 1:
             return self._every
@@ -146,10 +146,10 @@ class _Together(Index):
         return bundles
 
 
-def _search(asked: Sequence[_Bundle], value: str) -> Sequence[int]:
-    if len(asked) == 1:
-        return asked[0].matching(value)
-    return sorted(position for bundle in asked for position in bundle.matching(value))
+def _search(bundles: Sequence[_Bundle], value: str) -> Sequence[int]:
+    if len(bundles) == 1:
+        return bundles[0].matching(value)
+    return sorted(position for bundle in bundles for position in bundle.matching(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Of thousands of patterns only those are compared with a value that have a piece of it."""
+"""Of thousands of patterns only those are compared with a value that have a fragment of it."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def test_many_stars_cost_no_more_than_the_text_between_them() -> None:
     assert stars.first("yx") == 0
     assert work_of(lambda: stars.first("yx")) < 50
 
-    pieces = search(["*x" * 400])
-    assert pieces.first("x" * 399) == -1
-    assert work_of(lambda: pieces.first("x" * 399)) < 50
-    assert pieces.first("x" * 400) == 0
+    fragments = search(["*x" * 400])
+    assert fragments.first("x" * 399) == -1
+    assert work_of(lambda: fragments.first("x" * 399)) < 50
+    assert fragments.first("x" * 400) == 0
 
 
 def override(number: int, value: str) -> Override:

@@ -19,7 +19,7 @@ from ratelimit_service.rules.matchers.matcher import Index, Matcher
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields
 
-__all__ = ["stand_ins"]
+__all__ = ["derived_matchers"]
 
 _BEFORE_NETWORKS: Final = -(2**21)
 _BEFORE_GROUPED: Final = _BEFORE_NETWORKS - 1
@@ -29,7 +29,7 @@ _AT_ONCE: Final = 500
 """Texts that are added at once: less than a millisecond's worth."""
 
 
-class _Grouped(Matcher):
+class _Derived(Matcher):
     """A matcher that is held against the network of an address, not against the address."""
 
     key: ClassVar[str] = "group"
@@ -80,7 +80,7 @@ def _grouped(value: str, known: Container[_Size]) -> Iterator[tuple[_Size, str]]
             yield size, address.text if length == whole else str(Network.around(address, length))
 
 
-class _AskedTogether(Index):
+class _GroupedIndex(Index):
     """Other matchers by the indexes of their kinds, once for each size of networks."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class _AskedTogether(Index):
 
     def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's matcher."""
-        assert isinstance(matcher, _Asked)  # noqa: S101 -- it is the index of these
+        assert isinstance(matcher, _GroupedMatcher)  # noqa: S101 -- it is the index of these
         kind = matcher.matcher.index
         for size in _sizes(matcher.grouping):
             indexes = self._indexes.setdefault(size, {})
@@ -123,10 +123,10 @@ class _AskedTogether(Index):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(_Grouped):
+class _GroupedMatcher(_Derived):
     """What another matcher takes."""
 
-    index = _AskedTogether
+    index = _GroupedIndex
     text: str
     grouping: Grouping | None
     matcher: Matcher
@@ -226,7 +226,7 @@ def _bits_of(text: str, size: _Size) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts(_Grouped):
+class _Texts(_Derived):
     """Just some texts."""
 
     index = _ByText
@@ -248,7 +248,7 @@ class _Texts(_Grouped):
 
 
 @dataclass(frozen=True, slots=True)
-class _Any(_Grouped):
+class _Any(_Derived):
     """Every value, after all others."""
 
     text: str
@@ -263,7 +263,7 @@ class _Any(_Grouped):
         return True
 
 
-def stand_ins(
+def derived_matchers(
     value: str, matcher: Matcher | None, grouping: Grouping | None
 ) -> tuple[Matcher, ...]:
     """The matchers that take the networks of a descriptor's value, or of what its matcher takes.
@@ -274,6 +274,6 @@ def stand_ins(
         return (_Any(""),)
     texts = (value,) if matcher is None else matcher.literals
     exact = (_Texts("", grouping, texts),) if texts else ()
-    if matcher is None or not matcher.asked:
+    if matcher is None or not matcher.beyond_literals:
         return exact
-    return (*exact, _Asked("", grouping, matcher))
+    return (*exact, _GroupedMatcher("", grouping, matcher))
