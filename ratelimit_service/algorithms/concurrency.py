@@ -92,8 +92,8 @@ class _Leases:
         while rest and 0 <= at < len(self._leases):
             time, held, name = _LEASE.unpack_from(self._leases, at)
             given = min(held, rest)
-            kept = _LEASE.pack(time, held - given, name) if held > given else b""
-            self._leases = self._leases[:at] + kept + self._leases[at + _LEASE.size :]
+            remainder = _LEASE.pack(time, held - given, name) if held > given else b""
+            self._leases = self._leases[:at] + remainder + self._leases[at + _LEASE.size :]
             rest -= given
             at = self._find(lease, at)
         self.total -= hits - rest

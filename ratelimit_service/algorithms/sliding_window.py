@@ -319,7 +319,7 @@ _BUCKETS: Final = Parameter(
     "The sub-counters of a `sliding_window`, 2 to 360.",
     field="buckets",
     instead="sub-counters belong to sliding_window",
-    said="{} buckets",
+    phrase="{} buckets",
     least=2,
     most=360,
 )

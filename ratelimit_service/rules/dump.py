@@ -65,8 +65,8 @@ def _of_rule(rule: Rule) -> Iterator[str]:
     if rule.metadata:
         yield f"metadata: {json.dumps(rule.metadata, ensure_ascii=False)}"
     if rule.answer:
-        said = {name: value for name, value in rule.answer._asdict().items() if value}
-        yield f"answer: {json.dumps(said, ensure_ascii=False)}"
+        style = {name: value for name, value in rule.answer._asdict().items() if value}
+        yield f"answer: {json.dumps(style, ensure_ascii=False)}"
     if rule.enqueue:
         yield "on_limit: enqueue"
 

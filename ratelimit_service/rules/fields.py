@@ -123,9 +123,9 @@ class Fields:
 
     def once(self, kind: type[_T], read: Callable[[Fields], _T | None]) -> _T | None:
         """What `read` makes of the mapping, or has made of it before."""
-        kept = self._reader.kept(self._node)
-        if isinstance(kept, kind):
-            return kept
+        cached = self._reader.cached(self._node)
+        if isinstance(cached, kind):
+            return cached
         begun = self._reader.begin()
         result = read(self)
         self._reader.keep(self._node, result, begun)
@@ -164,14 +164,14 @@ class Fields:
         for mapping in value.value if isinstance(value, yaml.SequenceNode) else (value,):
             if not isinstance(mapping, yaml.MappingNode):
                 return None
-            said = []
+            row = []
             for key, of in mapping.value:
                 if key.tag != scalars.STR or not isinstance(key, yaml.ScalarNode):
                     return None
                 if not isinstance(of, yaml.ScalarNode):
                     return None
-                said.append((key.value, of.tag, of.value))
-            rows.append(tuple(said))
+                row.append((key.value, of.tag, of.value))
+            rows.append(tuple(row))
         return tuple(rows)
 
     def visit(self, name: str) -> None:
@@ -435,10 +435,10 @@ class Fields:
             return False
         if name in allowed or nearest(name, allowed) == "key":
             return False
-        said = scalars.raw(value)
+        text = scalars.raw(value)
         instead = f"write {quoted(f'key: {name}')}"
-        if said and "value" not in self._pairs:
-            instead += f" and {quoted(f'value: {said}')}"
+        if text and "value" not in self._pairs:
+            instead += f" and {quoted(f'value: {text}')}"
         self._misspelt += ("key",)
         message = f"{quoted(name)} is no key of a descriptor: {instead}"
         self._reader.report(key, self.path, "unknown_key", message)

@@ -51,7 +51,7 @@ _START_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 """How often the overlay is looked at."""
 
-_MOST_TOLD = 150
+_MAX_REPORTED = 150
 _MOST_CHARACTERS = 1_000
 """So many problems are told to the server, and so much of each. The client reads them as a line of
 JSON, which has no more than 2 MiB; a character has up to twelve bytes there."""
@@ -74,7 +74,7 @@ class FromXds(RuleSource):
         """None before the server has sent anything."""
         self._read: tuple[SourceContent, int] | None = None
         """What was read last, and its stamp."""
-        self._tell: IO[bytes] | None = None
+        self._client_input: IO[bytes] | None = None
         self._process: ChildProcess | None = None
         self._fault = ""
         self._away = ""
@@ -140,7 +140,7 @@ class FromXds(RuleSource):
         """Yields when the server has sent something or is away, and to look at the overlay."""
         while True:
             try:
-                async with self._client() as stream, aclosing(self._hear(stream)) as faults:
+                async with self._client() as stream, aclosing(self._messages(stream)) as faults:
                     async for fault in faults:
                         self._fault = fault
                         yield fault
@@ -156,7 +156,7 @@ class FromXds(RuleSource):
 
     def judged(self, content: SourceContent, verdict: FileProblems) -> None:
         """Lets the client tell the server; what is wrong with the overlay is not its business."""
-        if self._read is None or self._read[0] is not content or self._tell is None:
+        if self._read is None or self._read[0] is not content or self._client_input is None:
             return
         problems = [
             problem
@@ -165,15 +165,15 @@ class FromXds(RuleSource):
             if (name or problem.source.file).startswith(self.location)
         ]
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, self._told, self._tell, self._read[1], problems)
+        loop.run_in_executor(None, self._send_verdict, self._client_input, self._read[1], problems)
 
-    def _told(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
+    def _send_verdict(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
         """In a thread, since they may be many, and the pipe full."""
-        told = [str(each)[:_MOST_CHARACTERS] for each in sorted(problems)[:_MOST_TOLD]]
-        if len(problems) > len(told):
-            told.append(f"{len(problems)} problems in all")
+        texts = [str(each)[:_MOST_CHARACTERS] for each in sorted(problems)[:_MAX_REPORTED]]
+        if len(problems) > len(texts):
+            texts.append(f"{len(problems)} problems in all")
         try:
-            _say(client, {"stamp": stamp, "problems": told})
+            _send(client, {"stamp": stamp, "problems": texts})
         except (OSError, ValueError):  # it has ended, and its pipe may be closed
             log.debug("the client of %s is gone: another is started", self.location)
 
@@ -190,8 +190,8 @@ class FromXds(RuleSource):
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[asyncio.StreamReader]:
         """A client that has its task; what it says. Raises _ClientError when it ends."""
-        said = await asyncio.to_thread(scratch)
-        process = await asyncio.to_thread(start, _CLIENT, said, {"GRPC_VERBOSITY": "NONE"})
+        stderr = await asyncio.to_thread(scratch)
+        process = await asyncio.to_thread(start, _CLIENT, stderr, {"GRPC_VERBOSITY": "NONE"})
         self._process = process
         try:
             assert process.stdin is not None  # noqa: S101 -- it is a pipe
@@ -199,21 +199,23 @@ class FromXds(RuleSource):
             reading, _ = await asyncio.get_running_loop().connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(stream), process.stdout
             )
-            self._tell = process.stdin
-            _say(process.stdin, self._task)
+            self._client_input = process.stdin
+            _send(process.stdin, self._task)
             try:
                 yield stream
             except asyncio.IncompleteReadError as error:
-                raise _ClientError(await asyncio.to_thread(_last_words, process, said)) from error
+                raise _ClientError(
+                    await asyncio.to_thread(_exit_reason, process, stderr)
+                ) from error
             finally:
-                self._tell = None
+                self._client_input = None
                 reading.close()
         finally:
             self._process = None
             await asyncio.to_thread(end, process)
-            said.close()
+            stderr.close()
 
-    async def _hear(self, stream: asyncio.StreamReader) -> AsyncGenerator[str, None]:
+    async def _messages(self, stream: asyncio.StreamReader) -> AsyncGenerator[str, None]:
         look = _LOOK_SECONDS if self._overlay_file else None
         while True:
             hearing = asyncio.ensure_future(self._message(stream))
@@ -301,13 +303,13 @@ def _task(settings: Settings, address: str) -> dict[str, Any]:
     }
 
 
-def _say(pipe: IO[bytes], value: object) -> None:
+def _send(pipe: IO[bytes], value: object) -> None:
     pipe.write(json.dumps(value).encode() + b"\n")
     pipe.flush()
 
 
-def _last_words(process: ChildProcess, said: IO[bytes]) -> str:
+def _exit_reason(process: ChildProcess, stderr: IO[bytes]) -> str:
     code = process.wait()
-    said.seek(0)
-    lines = said.read().decode("utf-8", "replace").strip().splitlines()
+    stderr.seek(0)
+    lines = stderr.read().decode("utf-8", "replace").strip().splitlines()
     return printable(lines[-1]) if lines else f"exit code {code}"

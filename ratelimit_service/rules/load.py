@@ -186,8 +186,8 @@ class Rules:
         problems = sorted(chain.from_iterable(self._verdict.fatal.values()))
         if self._policy.strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
-            told = count(len(problems), "problem")
-            raise RulesError(f"--strict-rules: {told} in the rules\n{lines}")
+            counted = count(len(problems), "problem")
+            raise RulesError(f"--strict-rules: {counted} in the rules\n{lines}")
 
     async def load_aside(self, former: Left | None = None) -> None:
         """As `load`, in a thread; who is told of new rules has them then. A reload waits for it."""

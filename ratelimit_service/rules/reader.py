@@ -110,7 +110,7 @@ class Reader:
         if isinstance(node, ReadNode) and node.keeps and len(self.problems) == problems:
             node.result, node.visited = result, self._visited - visited + len(node.value)
 
-    def kept(self, node: yaml.Node) -> object | None:
+    def cached(self, node: yaml.Node) -> object | None:
         """What was made of a mapping before; None if it is to be read."""
         if not isinstance(node, ReadNode) or node.result is None:
             return None

@@ -89,19 +89,19 @@ class Rulebook:
         Tallies are kept of rules that are still there. The caller keeps no name for `old`.
         """
         now = self.snapshot.domains
-        kept: SpreadTable[_RuleId, None] = SpreadTable()
+        current: SpreadTable[_RuleId, None] = SpreadTable()
         async for name in slowly(now):
             for path in (OVERRIDES, UNMATCHED):
-                kept[name, path] = None
+                current[name, path] = None
         new = (node for domain in now.values() for node in domain.root.nodes)
         async for node in slowly(walk(new)):
             if node.rule:
-                kept[node.rule.domain, node.rule.path] = None
+                current[node.rule.domain, node.rule.path] = None
         for table in self._tallies.parts:
             async for rule_id in slowly(list(table)):
-                if rule_id not in kept:
+                if rule_id not in current:
                     del table[rule_id]
-        await stepwise(kept.emptying())
+        await stepwise(current.emptying())
         remains: deque[object] = deque()
         for name, domain in old.domains.items():
             if now.get(name) is not domain:

@@ -279,15 +279,15 @@ class _Language:
 
         `more` says whether the descriptor has any keys that are not usual.
         """
-        said, limits = self._rate_limits(descriptor, key)
+        rate_limits, limits = self._rate_limits(descriptor, key)
         path = path_text(descriptor.path)
         source, tallies = descriptor.source(key), self._tallies(self._domain, path)
         if not more:
             return Rule(
                 self._domain,
                 path,
-                *said[:3],
-                failure_policy=said.failure_policy,
+                *rate_limits[:3],
+                failure_policy=rate_limits.failure_policy,
                 answer=self._answer,
                 source=source,
                 tallies=tallies,
@@ -295,10 +295,10 @@ class _Language:
         return Rule(
             self._domain,
             path,
-            *said[:3],
+            *rate_limits[:3],
             shadow_mode=descriptor.switch("shadow_mode"),
             quota_mode=descriptor.switch("quota_mode"),
-            failure_policy=said.failure_policy,
+            failure_policy=rate_limits.failure_policy,
             detailed_metric=descriptor.switch("detailed_metric"),
             metadata=descriptor.plain("metadata"),
             answer=read_answer(descriptor, self._answer),
@@ -327,7 +327,7 @@ class _Language:
             mapping = descriptor.mapping(key, LIMIT_KEYS, _EXAMPLE)
             mappings = [mapping] if mapping.readable else []
         names = frozenset(each.raw("name") for each in mappings if each.given("name")) - {""}
-        said = _RateLimits(
+        rate_limits = _RateLimits(
             self._limits(descriptor, key, mappings),
             names,
             frozenset().union(*[_replaces(each, names) for each in mappings]),
@@ -335,8 +335,8 @@ class _Language:
         )
         well = len(self._problems) == before
         if content is not None and well and len(self._known) < _MOST_KNOWN:
-            self._known[key, content] = said
-        return said, mappings
+            self._known[key, content] = rate_limits
+        return rate_limits, mappings
 
     def _limits(
         self, descriptor: Fields, key: str, mappings: Sequence[Fields]

@@ -80,8 +80,8 @@ def _no_space(text: str, at: int, what: str) -> tuple[int, str] | None:
             (begin, lines_of(text[begin:end])[0])
             for begin, end in zip(reversed(begins), reversed(ends), strict=True)
         )
-        said = (each for each in above if each[1].partition("#")[0].strip())
-        candidates = list(islice(said, 1))
+        lines = (each for each in above if each[1].partition("#")[0].strip())
+        candidates = list(islice(lines, 1))
     else:
         return None
     for begin, line in candidates:

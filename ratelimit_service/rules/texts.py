@@ -27,7 +27,7 @@ def limit_text(limit: Limit) -> str:
         if algorithm is not DEFAULT:
             words.append(algorithm.name)
     for parameter in algorithm.parameters:
-        if text := parameter.told(limit, value_of(limit, parameter)):
+        if text := parameter.phrase_for(limit, value_of(limit, parameter)):
             words.append(text)
     if limit.soft_ppm:
         words.append(f"{soft_of(limit)} more with a warning")

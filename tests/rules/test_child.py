@@ -15,7 +15,7 @@ import pytest
 from ratelimit_service.errors import RulesError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Tallies
-from ratelimit_service.rules.build import MOST_TOLD, Version, build
+from ratelimit_service.rules.build import MAX_REPORTED, Version, build
 from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.from_files import FromFiles
@@ -65,7 +65,7 @@ VERSIONS = [
 @pytest.mark.parametrize("strict", [True, False])
 def test_problems_are_bounded(strict: bool) -> None:
     """Of very many problems of a file the first are told, and how many more there are."""
-    many = MOST_TOLD * 3
+    many = MAX_REPORTED * 3
     odd = "".join(f"- {{key: a{number}, shadow_mode: true}}\n" for number in range(many))
     bad = "".join(f"- {{value: v{number}}}\n" for number in range(7))
     text = f"domain: d\ndescriptors:\n{odd}{bad}".encode()
@@ -74,9 +74,9 @@ def test_problems_are_bounded(strict: bool) -> None:
 
     (report,) = built.files
     assert report.bad
-    assert len(report.problems) == MOST_TOLD + 1
+    assert len(report.problems) == MAX_REPORTED + 1
     assert str(report.problems[-1]) == (
-        f"r.yaml: and {many + 7 - MOST_TOLD} more problems: `ratelimit lint` shows all [more]"
+        f"r.yaml: and {many + 7 - MAX_REPORTED} more problems: `ratelimit lint` shows all [more]"
     )
     told = [problem.kind for problem in report.problems]
     assert strict or told[:7] == ["no_key"] * 7

@@ -51,8 +51,8 @@ class CompiledPattern:
             self._compiled = re2.compile(text, _options(_PATTERN_BYTES))
         except re2.error as error:
             why = error.args[0]
-            said = why.decode("utf-8", "replace") if isinstance(why, bytes) else str(why)
-            raise BadPatternError(said) from error
+            message = why.decode("utf-8", "replace") if isinstance(why, bytes) else str(why)
+            raise BadPatternError(message) from error
         except UnicodeEncodeError as error:
             raise BadPatternError("it holds half a character") from error
 

@@ -287,14 +287,14 @@ def _growing_together(patterns: Sequence[Regex]) -> Iterator[tuple[int, Regex]]:
     """As `_together`, in steps of some patterns each: the last one that it gives is right."""
     beginnings: dict[str, int] = {}
     most, worst = 0, patterns[0]
-    of_each: list[str] = []
+    texts: list[str] = []
     for each in patterns:
         text = _beginning(each.text)
         beginnings[text] = beginnings.get(text, 0) + each.size
-        of_each.append(text)
-        if len(of_each) % _AT_ONCE == 0:
+        texts.append(text)
+        if len(texts) % _AT_ONCE == 0:
             yield most, worst
-    for number, (each, text) in enumerate(zip(patterns, of_each, strict=True), 1):
+    for number, (each, text) in enumerate(zip(patterns, texts, strict=True), 1):
         size = sum(beginnings.get(text[:end], 0) for end in range(len(text) + 1))
         if size > most:
             most, worst = size, each
