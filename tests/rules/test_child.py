@@ -66,9 +66,9 @@ VERSIONS = [
 def test_problems_are_bounded(strict: bool) -> None:
     """Of very many problems of a file the first are told, and how many more there are."""
     many = MAX_REPORTED * 3
-    odd = "".join(f"- {{key: a{number}, shadow_mode: true}}\n" for number in range(many))
+    tolerated = "".join(f"- {{key: a{number}, shadow_mode: true}}\n" for number in range(many))
     bad = "".join(f"- {{value: v{number}}}\n" for number in range(7))
-    text = f"domain: d\ndescriptors:\n{odd}{bad}".encode()
+    text = f"domain: d\ndescriptors:\n{tolerated}{bad}".encode()
 
     built = build([Version("r.yaml", text, None)], Tallies, strict=strict)
 
@@ -78,8 +78,8 @@ def test_problems_are_bounded(strict: bool) -> None:
     assert str(report.problems[-1]) == (
         f"r.yaml: and {many + 7 - MAX_REPORTED} more problems: `ratelimit lint` shows all [more]"
     )
-    told = [problem.kind for problem in report.problems]
-    assert strict or told[:7] == ["no_key"] * 7
+    kinds = [problem.kind for problem in report.problems]
+    assert strict or kinds[:7] == ["no_key"] * 7
 
 
 async def test_the_same_in_another_process() -> None:
@@ -209,20 +209,20 @@ class SlowDisk(FromFiles):
         self.has_read, self.goes_on = threading.Event(), threading.Event()
 
     def first(self, former: Left | None) -> SourceContent | None:
-        found = super().first(former)
+        content = super().first(former)
         self.has_read.set()
         self.goes_on.wait()
-        return found
+        return content
 
 
 async def test_reload_while_the_first_rules_load(tmp_path: Path) -> None:
     """What was read later holds in the end, though the first rules took longer than a reload."""
     file = tmp_path / "a.yaml"
     file.write_text(wide(2))
-    told: list[int] = []
+    rule_counts: list[int] = []
 
     async def reloaded() -> None:
-        told.append(len(list(rules.snapshot.domains["wide"].rules)))
+        rule_counts.append(len(list(rules.snapshot.domains["wide"].rules)))
 
     source = SlowDisk(tmp_path)
     rules = Rules(source, stats=Stats(), health=Health(), reloaded=reloaded)
@@ -235,5 +235,5 @@ async def test_reload_while_the_first_rules_load(tmp_path: Path) -> None:
     source.goes_on.set()
     await asyncio.gather(loading, reload)
 
-    assert told == [4, 2]
+    assert rule_counts == [4, 2]
     assert len(list(rules.snapshot.domains["wide"].rules)) == 2

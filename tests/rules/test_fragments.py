@@ -16,12 +16,12 @@ from tests.grpc.counted_work import work_of
 
 
 def search(texts: list[str]) -> Search:
-    found = Search()
+    index = Search()
     for text in texts:
-        found.add(Pattern.of(text))
-    for _ in found.completing():
+        index.add(Pattern.of(text))
+    for _ in index.completing():
         pass
-    return found
+    return index
 
 
 def takes(text: str, value: str) -> bool:
@@ -80,15 +80,15 @@ def test_more_overrides_cost_no_more() -> None:
     each = [override(number, f"*p{number}*") for number in range(1_000)]
     for one in each:
         overrides.add(one)
-    asked = (Entry("k", "x" * 100 + "p777" + "x" * 100),)
+    entries = (Entry("k", "x" * 100 + "p777" + "x" * 100),)
 
-    taken = {one.id for one in overrides.taking(asked)}
+    taken = {one.id for one in overrides.taking(entries)}
     assert taken == {"7", "77", "777"}
-    assert work_of(lambda: overrides.taking(asked)) < 300
+    assert work_of(lambda: overrides.taking(entries)) < 300
 
     for one in each:
         overrides.remove(one)
-    assert not overrides.taking(asked)
+    assert not overrides.taking(entries)
 
 
 @pytest.mark.parametrize("kind", ["rules", "overrides"])

@@ -135,12 +135,12 @@ async def most_at_once(work: Awaitable[object]) -> int:
     return most
 
 
-async def arrive(frames: list[bytes], tallies: TalliesOf, found: dict[str, Domain]) -> None:
+async def arrive(frames: list[bytes], tallies: TalliesOf, domains: dict[str, Domain]) -> None:
     assembly = Assembly(tallies)
     while frames:
         await stepwise(assembly.adding(frames.pop(0)))
         await asyncio.sleep(0)
-    found |= assembly.domains
+    domains |= assembly.domains
 
 
 @pytest.mark.parametrize("kind", ["value", "one_of", "cidr of IPv6"])
@@ -202,9 +202,9 @@ async def test_one_long_list_in_steps(kind: str) -> None:
     come: dict[str, Domain] = {}
 
     arriving = await most_at_once(arrive(frames.copy(), book.tallies_of, come))
-    (found,) = come["d"].root.nodes
-    same = found.matcher == domain.root.nodes[0].matcher
-    del domain, found
+    (arrived,) = come["d"].root.nodes
+    same = arrived.matcher == domain.root.nodes[0].matcher
+    del domain, arrived
     book.swap(come.copy(), frozenset())
     old = [book.swap({}, frozenset())]
     come.clear()
@@ -248,10 +248,10 @@ def test_long_lists_are_indexed_in_steps(
     most, before = 0, Hashed.times
     for _ in chain(*map(builder.adding, nodes), builder.completing(), (None,)):
         most, before = max(most, Hashed.times - before), Hashed.times
-    found = [find(builder.level(), Entry("k", value)) for value in ("a7", "a19999", "b", "c")]
+    chosen = [find(builder.level(), Entry("k", value)) for value in ("a7", "a19999", "b", "c")]
 
     assert most <= 5 * LARGE
-    assert found == [nodes[0], nodes[0], nodes[2], None]
+    assert chosen == [nodes[0], nodes[0], nodes[2], None]
 
 
 def of_rules() -> int:
@@ -300,7 +300,7 @@ def test_rules_that_are_alike_come_as_they_were() -> None:
     for frame in packed([domain]):
         assembly.add(frame)
 
-    def told(each: Domain) -> list[object]:
+    def shown(each: Domain) -> list[object]:
         return [
             (
                 type(node.value),
@@ -310,7 +310,7 @@ def test_rules_that_are_alike_come_as_they_were() -> None:
             for node in each.root.nodes
         ]
 
-    assert told(assembly.domains["d"]) == told(domain)
+    assert shown(assembly.domains["d"]) == shown(domain)
 
 
 NODE_FIELDS = ("key", "value", "matcher", "share_threshold", "source", "grouping", "valid_until")

@@ -85,10 +85,10 @@ async def test_rules_begin_when_everybody_has_them(tmp_path: Path) -> None:
     """
     file = tmp_path / "rules.yaml"
     file.write_text("domain: one\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]\n")
-    told, handed_on = asyncio.Event(), asyncio.Event()
+    notified, handed_on = asyncio.Event(), asyncio.Event()
 
     async def tell() -> None:
-        told.set()
+        notified.set()
         await handed_on.wait()
 
     source = Later(f"exec://cat {file}")
@@ -97,7 +97,7 @@ async def test_rules_begin_when_everybody_has_them(tmp_path: Path) -> None:
     reading = asyncio.create_task(rules.reload())
     waiting = asyncio.create_task(rules.begin())
 
-    await told.wait()
+    await notified.wait()
     await asyncio.sleep(0)
     assert rules.begun
     assert not waiting.done()

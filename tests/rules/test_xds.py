@@ -38,7 +38,7 @@ async def test_dialogue(server: ManagementServer) -> None:
     settings = {"xds_node_id": "n", "xds_node_metadata": "a=b", "xds_headers": "X-Token=secret"}
     async with following(server, **settings) as client:
         conversation = await asyncio.to_thread(server.conversation)
-        said = await client.send(server, "7", config("edge", "user"))
+        answer = await client.send(server, "7", config("edge", "user"))
 
         assert client.domains == {"edge": ["user"]}
         assert client.health.faults == {}
@@ -51,7 +51,7 @@ async def test_dialogue(server: ManagementServer) -> None:
         )
         assert first.type_url == "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
         assert conversation.headers["x-token"] == "secret"
-        assert said == ack
+        assert answer == ack
         assert (ack.version_info, ack.response_nonce) == ("7", "n1")
         assert not ack.HasField("error_detail")
 
@@ -147,10 +147,10 @@ async def test_overlay_that_changes(
         await client.until(lambda: algorithm(client) == "sliding_log")
         overlay.write_text("overlay: [{kye: a}]")
         await client.until(lambda: "overlay.yaml:1:11" in client.health.faults.get("rules", ""))
-        said = await client.send(server, "2", config("one", "a"))
+        answer = await client.send(server, "2", config("one", "a"))
 
-        assert said.version_info == "2"
-        assert not said.error_detail.message
+        assert answer.version_info == "2"
+        assert not answer.error_detail.message
         assert algorithm(client) == "sliding_log"
         overlay.write_text("overlay: [{key: a, rate_limit: {algorithm: token_bucket}}]")
         await client.until(lambda: algorithm(client) == "token_bucket")
