@@ -7,7 +7,7 @@ a domain whose files contradict each other is `load`'s business.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ratelimit_service.algorithms import spec_of
@@ -159,26 +159,21 @@ def build(
     With `former` only what has changed since the last build is read. It takes what is built now.
     `root` makes the roots of domains of their nodes.
     """
-
-    def fatal(problems: Iterable[Problem]) -> bool:
-        return any(problem.fatal(strict=strict) for problem in problems)
-
     former = former or Former()
     every = sorted(versions)
     reports: list[FileReport] = []
     overlay, overlay_bytes = NO_OVERLAY, b""
     for version in (each for each in every if each.language == "overlay"):
-        overlay, report = _overlay(version, fatal, strict=strict)
+        overlay, report = _overlay(version, strict=strict)
         overlay_bytes = (version.good or b"") if report.bad else version.newest
         reports.append(report)
     former.begin(overlay_bytes)
     of_files = all(each.language == "yaml" for each in every)
     good: dict[str, list[RuleFile]] = {}
     never_good: set[str] = set()
-    vanished = {each.name for each in every if each.vanished}
     for version in (each for each in every if each.language != "overlay"):
         file = former.parsed(version, version.newest, tallies, overlay)
-        bad = fatal(file.problems)
+        bad = _any_fatal(file.problems, strict=strict)
         reported = _reported(file.name, file.problems, strict=strict)
         reports.append(FileReport(file.name, file.domain, reported, bad, _digest(version, bad=bad)))
         if bad and version.good is not None:
@@ -188,29 +183,24 @@ def build(
             continue
         reports[-1] = reports[-1]._replace(used=file.domain)
         good.setdefault(file.domain, []).append(file)
+    vanished = {each.name for each in every if each.vanished}
     merged: dict[str, _Merged] = {}
     clean: dict[str, _Merged] = {}
     contradicting: set[str] = set()
     conflicts: list[Problem] = []
     let_go: set[str] = set()
-    for name, each in good.items():
-        files = each
+    for name, files in good.items():
         before = former.domains.get(name)
         if before is not None and before.files == files:
             merged[name] = clean[name] = before
             continue
-        nodes, problems = merge(files, of_files=of_files)
-        there = [file for file in files if file.name not in vanished]
-        if fatal(problems) and len(there) < len(files):
-            nodes, problems = merge(there, of_files=of_files)
-            if not fatal(problems):  # else the domain stays as it was, with the vanished ones
-                let_go |= {file.name for file in files} & vanished
-                files = there
+        used, nodes, problems = _merge_present(files, vanished, of_files=of_files, strict=strict)
+        let_go |= {file.name for file in files} - {file.name for file in used}
         conflicts += _reported(files[0].name, problems, strict=strict)
-        if fatal(problems):
+        if _any_fatal(problems, strict=strict):
             contradicting.add(name)
             continue
-        merged[name] = _merged(name, root(nodes), files, tallies)
+        merged[name] = _merged(name, root(nodes), used, tallies)
         if not problems:
             clean[name] = merged[name]
     former.end(clean)
@@ -224,6 +214,27 @@ def build(
         _revision(reports),
         frozenset(let_go),
     )
+
+
+def _any_fatal(problems: Iterable[Problem], *, strict: bool) -> bool:
+    return any(problem.fatal(strict=strict) for problem in problems)
+
+
+def _merge_present(
+    files: list[RuleFile], vanished: Collection[str], *, of_files: bool, strict: bool
+) -> tuple[list[RuleFile], tuple[Node, ...], list[Problem]]:
+    """The files of a domain that are used, their nodes, and where they contradict.
+
+    Vanished ones are let go if others contradict them. If these contradict each other, too, the
+    domain stays as it was, with the vanished ones.
+    """
+    nodes, problems = merge(files, of_files=of_files)
+    present = [file for file in files if file.name not in vanished]
+    if _any_fatal(problems, strict=strict) and len(present) < len(files):
+        nodes, problems = merge(present, of_files=of_files)
+        if not _any_fatal(problems, strict=strict):
+            return present, nodes, problems
+    return files, nodes, problems
 
 
 def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -> _Merged:
@@ -251,11 +262,9 @@ def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -
     return _Merged(files, domain, rules)
 
 
-def _overlay(
-    version: Version, fatal: Callable[[Iterable[Problem]], bool], *, strict: bool
-) -> tuple[Overlay, FileReport]:
+def _overlay(version: Version, *, strict: bool) -> tuple[Overlay, FileReport]:
     overlay, problems = parse_overlay(version.name, version.newest)
-    bad = fatal(problems)
+    bad = _any_fatal(problems, strict=strict)
     if bad:
         overlay = parse_overlay(version.name, version.good)[0] if version.good else NO_OVERLAY
     digest = _digest(version, bad=bad)

@@ -54,8 +54,8 @@ def document(
         message = "this is an object of Kubernetes: of a ConfigMap take what stands under data"
         reader.report(root, (), "type", message)
         raise Unreadable
-    reader.anywhere = anywhere
-    fields = Fields(reader, root, (), allowed, locations)
+    reader.anywhere, reader.locations = anywhere, locations
+    fields = Fields(reader, root, (), allowed)
     if not fields.readable:
         raise Unreadable
     return fields
@@ -73,7 +73,6 @@ class Fields:
         node: yaml.Node,
         path: Path,
         allowed: Collection[str],
-        locations: Mapping[str, str],
         *,
         deeper: bool = False,
         example: str = "",
@@ -86,7 +85,6 @@ class Fields:
         self._node = node
         self._pairs: dict[str, Pair] = {}
         self._misspelt: tuple[str, ...] = ()
-        self._locations = locations
         self.path = path
         self.readable = isinstance(node, yaml.MappingNode)
         if not isinstance(node, yaml.MappingNode):
@@ -96,9 +94,19 @@ class Fields:
             message = f"this must be a mapping of {listed(allowed)}{as_in}"
             reader.report(node, self.path, "type", message)
             return
+        rejected = self._take_pairs(node, allowed)
+        if deeper:  # as far as it can be told before it is checked
+            self.path = (*path, (self.raw("key")[:MAX_TEXT], self.raw("value")[:MAX_TEXT]))
+        if deeper and len(rejected) == 1 and self._is_key_itself(*rejected[0], allowed):
+            return
+        for key, _ in rejected:
+            self._report_key(key, allowed)
+
+    def _take_pairs(self, node: yaml.MappingNode, allowed: Collection[str]) -> list[Pair]:
+        """Takes in pairs by their keys; returns those that may not stand here."""
         pairs = self._pairs
         rejected: list[Pair] = []
-        own, merged = reader.pairs(node)
+        own, merged = self._reader.pairs(node)
         for pair in own:
             name = scalars.raw(pair[0])
             if name not in allowed or name in pairs:
@@ -111,12 +119,7 @@ class Fields:
                 rejected.append(pair)
             else:
                 pairs.setdefault(name, pair)
-        if deeper:  # as far as it can be told before it is checked
-            self.path = (*path, (self.raw("key")[:MAX_TEXT], self.raw("value")[:MAX_TEXT]))
-        if deeper and len(rejected) == 1 and self._is_key_itself(*rejected[0], allowed):
-            return
-        for key, _ in rejected:
-            self._report_key(key, allowed)
+        return rejected
 
     def __contains__(self, name: str) -> bool:
         return name in self._pairs
@@ -193,17 +196,20 @@ class Fields:
         *,
         key: str | None = None,
         value: str | None = None,
-        at: yaml.Node | None = None,
         tolerated: bool = False,
         hint: bool = False,
     ) -> None:
-        """Notes a problem at a key, at a key's value, at a node within it, or at the mapping."""
-        node = at or self._node
+        """Notes a problem at a key, at a key's value, or at the mapping."""
+        node = self._node
         if key is not None:
             node = self._pairs[key][0]
         elif value is not None:
             node = self._pairs[value][1]
         self._reader.report(node, self.path, kind, message, tolerated=tolerated, hint=hint)
+
+    def report_at(self, node: yaml.Node, kind: str, message: str) -> None:
+        """Notes a problem at a node within a key's value."""
+        self._reader.report(node, self.path, kind, message)
 
     def advise_if_empty(self, name: str, then: str) -> None:
         """Hints at a key behind which nothing stands at all: who writes `null` or `[]` means it."""
@@ -363,7 +369,7 @@ class Fields:
         `example` is one, for whoever has written something else.
         """
         value = self._pairs[name][1]
-        return Fields(self._reader, value, self.path, allowed, self._locations, example=example)
+        return Fields(self._reader, value, self.path, allowed, example=example)
 
     def items(self, name: str, allowed: Collection[str], *, deeper: bool) -> Iterator[Fields]:
         """The mappings of a list; with `deeper` each is a place of its own in the tree."""
@@ -375,7 +381,7 @@ class Fields:
             return
         self._reader.visit(node, len(self.path))
         for item in node.value:
-            fields = Fields(self._reader, item, self.path, allowed, self._locations, deeper=deeper)
+            fields = Fields(self._reader, item, self.path, allowed, deeper=deeper)
             if fields.readable:
                 yield fields
 
@@ -397,10 +403,8 @@ class Fields:
     def _plain(self, node: yaml.Node, depth: int) -> object:
         self._reader.visit(node, depth)
         if isinstance(node, yaml.MappingNode):
-            values: dict[str, object] = {}
             own, merged = self._reader.pairs(node)
-            for key, value in own:
-                values[scalars.raw(key)] = self._plain(value, depth + 1)
+            values = {scalars.raw(key): self._plain(value, depth + 1) for key, value in own}
             for key, value in merged:
                 if scalars.raw(key) not in values:
                     values[scalars.raw(key)] = self._plain(value, depth + 1)
@@ -410,8 +414,10 @@ class Fields:
         if node.tag == scalars.NULL:
             return None
         switch = scalars.switch(node)
-        if switch is not None:
-            return switch
+        return self._plain_number(node) if switch is None else switch
+
+    def _plain_number(self, node: yaml.Node) -> float | str:
+        """A number; what is none is text."""
         number = scalars.number(node)
         if number is not None and math.isfinite(number):
             if self._reader.advises and (digits := scalars.decimals(node)):
@@ -431,7 +437,7 @@ class Fields:
     def _is_key_itself(self, key: yaml.Node, value: yaml.Node, allowed: Collection[str]) -> bool:
         """Whether a descriptor has in place of `key` what it should be, which is reported."""
         name = scalars.raw(key)
-        if not name or "key" in self._pairs or name in self._locations or ":" in name:
+        if not name or "key" in self._pairs or name in self._reader.locations or ":" in name:
             return False
         if name in allowed or nearest(name, allowed) == "key":
             return False
@@ -454,9 +460,9 @@ class Fields:
         if name in allowed:
             message = f"{name} stands here twice: the last one counts"
             self._reader.report(key, self.path, "duplicate_key", message, tolerated=True)
-        elif name in self._locations:
+        elif name in self._reader.locations:
             tolerated = name in self._reader.anywhere
-            location = self._locations[name]
+            location = self._reader.locations[name]
             message = f"{name} must stand {location}, not here"
             if tolerated:
                 message = f"{name} does nothing here: it stands {location}"

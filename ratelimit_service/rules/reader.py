@@ -6,7 +6,7 @@ must not live here: what a node has to be (`fields`), and what keys mean (`schem
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Never
 
 import yaml
@@ -74,6 +74,8 @@ class Reader:
         self.problems: list[Problem] = []
         self.anywhere: Collection[str] = ()
         """Keys that are tolerated in other places than theirs, where they do nothing."""
+        self.locations: Mapping[str, str] = {}
+        """Of every known key where it stands."""
         self._visited = 0
         self._most_values = _MAX_VALUES
 

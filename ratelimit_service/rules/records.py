@@ -277,18 +277,8 @@ class Assembly:
     def adding(self, data: bytes) -> Generator[None, None, None]:
         """Takes the next slice in steps: one that ends a level of many networks has a lot to do."""
         for record in _load(data, self._tallies):
-            if isinstance(record, _Leaf):
-                yield from self._adding_leaf(record)
-            elif isinstance(record, _Items):
-                self._parts.append(record.items)
-                yield
-            elif isinstance(record, _Alike):
-                self._add_alike(record)
-                yield
-            elif isinstance(record, _Unchanged):
-                for number in record.numbers:
-                    self._open[-1].add(self._had[number])
-                yield
+            if isinstance(record, (_Leaf, _Items, _Alike, _Unchanged)):
+                yield from self._adding_nodes(record)
             elif isinstance(record, _Opened):
                 self._open.append(LevelBuilder())
             elif isinstance(record, _Closed):
@@ -302,6 +292,22 @@ class Assembly:
                 self.domains[record.domain] = self._former[record.domain]
             else:
                 yield from self._begin(self._former[record.domain])
+
+    def _adding_nodes(
+        self, record: _Leaf | _Items | _Alike | _Unchanged
+    ) -> Generator[None, None, None]:
+        """Adds nodes to the level that is open, or takes in what the next one is made of."""
+        if isinstance(record, _Leaf):
+            yield from self._adding_leaf(record)
+            return
+        if isinstance(record, _Items):
+            self._parts.append(record.items)
+        elif isinstance(record, _Alike):
+            self._add_alike(record)
+        else:
+            for number in record.numbers:
+                self._open[-1].add(self._had[number])
+        yield
 
     def _adding_leaf(self, record: _Leaf) -> Generator[None, None, None]:
         node = record.node

@@ -89,26 +89,14 @@ class Rulebook:
         Tallies are kept of rules that are still there. The caller keeps no name for `old`.
         """
         now = self.snapshot.domains
-        current: SpreadTable[_RuleId, None] = SpreadTable()
-        async for name in slowly(now):
-            for path in (OVERRIDES, UNMATCHED):
-                current[name, path] = None
-        new = (node for domain in now.values() for node in domain.root.nodes)
-        async for node in slowly(walk(new)):
-            if node.rule:
-                current[node.rule.domain, node.rule.path] = None
-        for table in self._tallies.parts:
-            async for rule_id in slowly(list(table)):
-                if rule_id not in current:
-                    del table[rule_id]
-        await stepwise(current.emptying())
+        await self._forget_tallies(now)
         remains: deque[object] = deque()
         for name, domain in old.domains.items():
             if now.get(name) is not domain:
                 remains.append(domain)
                 await stepwise(_collecting(domain.root, remains))
             del domain
-        del old, new
+        del old
         work = 0
         while remains:  # parents first, while this still holds their children
             work += _weight(remains[0])
@@ -116,6 +104,22 @@ class Rulebook:
             if work >= SLICE:
                 work = 0
                 await asyncio.sleep(0)
+
+    async def _forget_tallies(self, now: Mapping[str, Domain]) -> None:
+        """Drops those of rules that are not in these domains."""
+        current: SpreadTable[_RuleId, None] = SpreadTable()
+        async for name in slowly(now):
+            for path in (OVERRIDES, UNMATCHED):
+                current[name, path] = None
+        nodes = (node for domain in now.values() for node in domain.root.nodes)
+        async for node in slowly(walk(nodes)):
+            if node.rule:
+                current[node.rule.domain, node.rule.path] = None
+        for table in self._tallies.parts:
+            async for rule_id in slowly(list(table)):
+                if rule_id not in current:
+                    del table[rule_id]
+        await stepwise(current.emptying())
 
 
 def _collecting(level: Level, parts: deque[object]) -> Generator[None, None, None]:

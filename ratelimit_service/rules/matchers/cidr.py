@@ -283,10 +283,8 @@ def _network(text: str) -> Network:
     address, slash, length = text.partition("/")
     if length in _IPV4_LENGTHS and ":" not in address:  # as most are; the rest takes long
         parsed = address_of(address)
-        if parsed is not None:
-            whole = Network.around(parsed, int(length))
-            if whole.address == parsed:
-                return whole
+        if parsed is not None and (whole := Network.around(parsed, int(length))).address == parsed:
+            return whole
     if slash and not (length.isascii() and length.isdigit()):
         raise ValueError(f"{quoted(text)} is no network: write its length as in 10.0.0.0/8")
     try:

@@ -57,11 +57,11 @@ def read_list(
         try:
             each = item(text, node)
         except ValueError as error:
-            fields.report(key, str(error), at=node)
+            fields.report_at(node, key, str(error))
             continue
         if each in items:
             shown = quoted(each) if isinstance(each, str) else each
-            fields.report(key, f"{shown} stands in this list twice", at=node)
+            fields.report_at(node, key, f"{shown} stands in this list twice")
         items[each] = None
     if not items:
         raise ValueError(empty)
