@@ -14,6 +14,7 @@ from ratelimit_service.model import (
     MAX_EXACT,
     TICKS_US,
     Algorithm,
+    CounterForm,
     CounterSpec,
     Limit,
     Parameter,
@@ -109,19 +110,10 @@ def spec_of(limit: Limit) -> CounterSpec:
     if algorithm.ticks:
         whole = hard + limit.reserved  # all limits of a pool count in the same ticks
         tick = _tick_exponent(limit.window_us, max(2, whole + (rate or whole)))
-    return CounterSpec(
-        algorithm,
-        hard,
-        limit.window_us,
-        rate,
-        tick,
-        limit.anchor,
-        limit.buckets,
-        limit.stepped,
-        limit.max_wait_us > 0,
-        limit.own,
-        limit.reserved,
+    form = CounterForm(
+        tick, limit.anchor, limit.buckets, limit.stepped, limit.max_wait_us > 0, limit.own
     )
+    return CounterSpec(algorithm, hard, limit.window_us, rate, limit.reserved, form)
 
 
 def _tick_exponent(window_us: int, hits: int) -> int:
