@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from ratelimit_service.rules.resource import resource_bytes
 from ratelimit_service.rules.tree import Domain, Level, Rule
 from ratelimit_service.wire.discovery import TYPE_URL, RateLimitConfig, decode_resource
 from tests.examples import up_to
+from tests.servers.process import has_ended, running
 
 Resource = dict[str, Any]
 
@@ -191,9 +194,10 @@ async def test_process_that_stays() -> None:
 
     first = await rule(1, "b")
     assert await rule(2, "c") is first
-    assert builder._child is not None  # its end is waited for, so that the next build finds it
-    builder._child._process.kill()
-    builder._child._process.wait()
+    (process,) = running("ratelimit_service.rules.child")
+    os.kill(process, signal.SIGKILL)
+    while not has_ended(process):  # so that the next build finds it
+        await asyncio.sleep(0)
     third = await rule(3, "d")
     assert third is not first
     assert str(third.source) == "one@3"

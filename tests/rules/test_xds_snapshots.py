@@ -266,8 +266,7 @@ async def test_many_resources_are_read_some_at_a_time() -> None:
         rounds += 1
 
     assert rounds >= 1_000 // SLICE
-    assert source._received is not None
-    assert len(source._received.files) == 1_000
+    assert len(source.read().files) == 1_000
 
 
 async def test_large_snapshot(server: ManagementServer) -> None:
