@@ -187,7 +187,7 @@ class Beside:
     def _read(self, data: bytes) -> None:
         connection, service = self.process.connection, self.service
         connection.callers.wanted = service.telling.wants_origins
-        for event in connection.receive(data).events:
+        for event in connection.receive(data):
             assert isinstance(event, Calls)
 
             def answered(answers: list[Answer], stream_ids: list[int] = event.stream_ids) -> None:

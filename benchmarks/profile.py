@@ -102,7 +102,7 @@ class Process:
         marks.clear()
         connection = self.connection
         started = time.perf_counter()
-        for event in connection.receive(data).events:
+        for event in connection.receive(data):
             assert isinstance(event, Calls)
             marks.append(time.perf_counter())
 

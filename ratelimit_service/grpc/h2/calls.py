@@ -23,7 +23,6 @@ from ratelimit_service.grpc.h2.connection import (
     Event,
     Message,
     Methods,
-    Received,
 )
 from ratelimit_service.grpc.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
 from ratelimit_service.grpc.h2.gathered import Gathered, Pending, answer_each, rank_of
@@ -78,9 +77,8 @@ class ServiceCalls:
         self._watches: dict[Client, dict[int, asyncio.Task[None]]] = {}
         """The calls that wait for changes of health, by their connections and streams."""
 
-    def handle(self, client: Client, received: Received, visit: Visit) -> None:
+    def handle(self, client: Client, events: list[Event], visit: Visit) -> None:
         """Hands on the calls of one visit that ask for a decision, and answers the others."""
-        events = received.events
         alone = len(events) == 1
         late = None
         if visit.oldest_us > FRESH_US or client.late or any(self._pending.since_us):
@@ -100,7 +98,7 @@ class ServiceCalls:
                         self._call_all(client, calls)
                     elif calls.stream_ids:
                         arrived_us = visit.now_us - waited_us
-                        self._decide(client, calls, visit, arrived_us, unusual=received.unusual)
+                        self._decide(client, calls, visit, arrived_us)
                 elif isinstance(event, Message):
                     client.connection.sender.send(event.stream_id, reflect(event.message))
                 elif isinstance(event, Ended):
@@ -185,17 +183,16 @@ class ServiceCalls:
         for task in self._watches.get(client, {}).values():
             task.cancel()
 
-    def _decide(
-        self, client: Client, calls: Calls, visit: Visit, arrived_us: int, *, unusual: bool
-    ) -> None:
+    def _decide(self, client: Client, calls: Calls, visit: Visit, arrived_us: int) -> None:
         """Has calls decided that have come at that time, or later."""
         timeout_us = calls.head.timeout_us
         deadline_us = NEVER
         if timeout_us is not None:
             deadline_us = counted_until(arrived_us, timeout_us)
         weight = len(calls.stream_ids)
-        if unusual:
-            if max(map(len, calls.messages)) > LONG_BYTES:
+        longest = max(map(len, calls.messages))
+        if longest > USUAL_BYTES:
+            if longest > LONG_BYTES:
                 calls = self._decide_large(client, calls, deadline_us, arrived_us)
                 if not calls.stream_ids:
                     return

@@ -29,7 +29,6 @@ from ratelimit_service.grpc.h2.events import (
     Ended,
     Event,
     Message,
-    Received,
 )
 from ratelimit_service.grpc.h2.frames import PREFACE, ErrorCode
 from ratelimit_service.grpc.h2.headers import HeaderReader
@@ -40,7 +39,7 @@ from ratelimit_service.grpc.h2.receiving import Receiver
 from ratelimit_service.grpc.h2.sending import Sender
 from ratelimit_service.grpc.h2.streams import Methods
 
-__all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods", "Received"]
+__all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods"]
 
 
 class Connection:
@@ -107,7 +106,7 @@ class Connection:
         """Why the connection was ended, in a word."""
         return self.life.reason
 
-    def receive(self, data: bytes, most: int = sys.maxsize) -> Received:
+    def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Takes bytes from the socket; returns what they mean.
 
         It stops after work that is worth about `most` usual calls. Then it `has_more`, and another
@@ -117,7 +116,7 @@ class Connection:
         if self.life.closing:
             self.cut_short = False
             self.sender.resumable.clear()
-            return Received(events)
+            return events
         at = 0
         if self._data:
             if data:
@@ -143,7 +142,7 @@ class Connection:
             self._keep(data, at, start)
         elif self._data:
             self._data, self._at = b"", 0
-        return Received(events, self._receiver.unusual)
+        return events
 
     def _before(self, data: bytes, at: int, most: int, events: list[Event]) -> tuple[int, int]:
         """What comes before the next frames; returns where these begin, and how much is left."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ratelimit_service.grpc.h2.head import Head
 from ratelimit_service.service import CallOrigin
 
-__all__ = ["Calls", "Cancelled", "Ended", "Event", "Message", "Received"]
+__all__ = ["Calls", "Cancelled", "Ended", "Event", "Message"]
 
 
 @dataclass(slots=True)
@@ -47,12 +47,3 @@ class Cancelled(NamedTuple):
 
 
 Event = Calls | Message | Ended | Cancelled
-
-
-class Received(NamedTuple):
-    """What came of some bytes."""
-
-    events: list[Event]
-    """In their order."""
-    unusual: bool = False
-    """Whether a message is no usual call's."""

@@ -119,8 +119,6 @@ class Receiver:
         self._usual_head: Head | None = None
         """The latest header block of a usual call, and its head: a client's calls have the same
         headers nearly always, and comparing a block takes less time than looking it up."""
-        self.unusual = False
-        """Whether the last walk has brought a message that is no usual call's."""
         self._block: _Block | None = None
         self._consumed = 0
         """Bytes of DATA for which the connection's window was not opened again yet."""
@@ -133,7 +131,6 @@ class Receiver:
         """
         life, budget = self._life, self._budget
         end, left_us = len(data), most * PIECE_US
-        self.unusual = False
         while end - at >= FRAME_HEAD_BYTES:
             # The type lets mypyc keep the tuple out of the heap.
             numbers: tuple[int, int, int, int] = split_head(data, at)
@@ -267,8 +264,6 @@ class Receiver:
         events: list[Event],
     ) -> None:
         """Hands on a complete unary call."""
-        if len(message) > USUAL_BYTES:
-            self.unusual = True
         _add(events, head, [stream_id], [message], caller)
 
     def _take(
