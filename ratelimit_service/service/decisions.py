@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ratelimit_service import wire
 from ratelimit_service.errors import BadRequestError
@@ -27,8 +26,6 @@ _MOST_CHARACTERS = 100
 
 _MOST_DESCRIPTORS = 20
 
-AnswersDone = Callable[[list[Answer]], None]
-
 
 class DecisionLog:
     """Writes a line for each decision, as long as there are few."""
@@ -45,12 +42,8 @@ class DecisionLog:
         """One if the log's level is debug, else None: then decisions cost nothing here."""
         return cls(known) if log.isEnabledFor(logging.DEBUG) else None
 
-    def before(self, done: AnswersDone, bodies: Sequence[bytes]) -> AnswersDone:
-        """What writes the answers to these requests down, and hands them on to `done`."""
-        return partial(self._write, done, bodies)
-
-    def _write(self, done: AnswersDone, bodies: Sequence[bytes], answers: list[Answer]) -> None:
-        done(answers)
+    def write(self, bodies: Sequence[bytes], answers: Sequence[Answer]) -> None:
+        """Writes the answers to these requests down."""
         now = self._clock()
         if now - self._second_us >= SECOND_US:
             if self._left_out:

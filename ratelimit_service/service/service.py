@@ -7,7 +7,6 @@ how one request is planned (`planning`) and answered (`answering`), and who is t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -26,6 +25,7 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
+from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
@@ -37,7 +37,6 @@ from ratelimit_service.service.records import DecidedBatch
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.steering import Steered, Steering
 from ratelimit_service.service.telling import Telling
-from ratelimit_service.service.tracer import Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     DROPPED,
@@ -47,9 +46,7 @@ from ratelimit_service.stores import (
     Store,
     Verdict,
     Wanted,
-    always,
     unknown,
-    wanted_at,
 )
 
 __all__ = ["Service"]
@@ -117,48 +114,29 @@ class Service:
         origins: Sequence[CallOrigin] | None = None,
     ) -> list[Answer]:
         """As `submit`, for callers that wait."""
-        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        made_by = None if origins is None else list(origins)
+        batch = AwaitedBatch(list(bodies), deadline_us, origins=made_by)
+        self.submit(batch)
+        return await batch.future
 
-        def answered(answers: list[Answer]) -> None:
-            if not future.done():  # it is, if the task that waits for it was cancelled
-                future.set_result(answers)
+    def submit(self, batch: Batch, now_us: int = 0) -> None:
+        """Answers serialized RateLimitRequests: the batch gets the answers, now or later.
 
-        self.submit(bodies, answered, lambda _: not future.done(), deadline_us, origins)
-        return await future
-
-    def submit(
-        self,
-        bodies: Sequence[bytes],
-        done: Callable[[list[Answer]], None],
-        wanted: Wanted = always,
-        deadline_us: int = NEVER,
-        origins: Sequence[CallOrigin] | None = None,
-        rank: int = 0,
-        now_us: int = 0,
-    ) -> None:
-        """Answers serialized RateLimitRequests: `done` gets the answers in their order.
-
-        `done` is called once, before this returns or later; nothing is raised. Each request is
-        settled atomically by itself, all against the same rules. A request that is not `wanted`
-        any more when its turn comes to be sent to the store is not charged, nor is one after the
-        deadline, which is by `clock.elapsed_us` (`counted_until`). A store sends requests of a
-        lower `rank` first, as `Store.charge` says. `origins` say who has made the calls, None
-        where nobody has looked (`Telling.wants_origins`). `now_us` is `elapsed_us`, from whoever
-        has just looked.
+        Nothing is raised. Each request is settled atomically by itself, all against the same rules.
+        One that is not wanted any more when its turn comes to be sent to the store is not charged,
+        nor is one after the deadline. `now_us` is `elapsed_us`, from whoever has just looked.
         """
-        if self._decisions is not None:
-            done = self._decisions.before(done, bodies)
-        batch = _Batch(done, bodies, now_us or elapsed_us(), origins, rank)
+        batch.started_us = now_us or elapsed_us()
         try:
-            if origins is not None:
-                batch.traced = self.telling.choose(origins)
+            if batch.origins is not None:
+                batch.traced = self.telling.choose(batch.origins)
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
             effort = EFFORT
             if effort.rest < MOST_AT_ONCE:
                 effort.renew({})
-            self._plan(batch, (), snapshot, wanted, deadline_us)
+            self._plan(batch, (), snapshot)
         except Exception as error:
             self._fail(batch, error)
 
@@ -192,12 +170,10 @@ class Service:
         if not asked:
             return answers
         denied = [bodies[place] for place in places]
-        given: list[Answer] = []
-        done: Callable[[list[Answer]], None] = given.extend
-        if self._decisions is not None:
-            done = self._decisions.before(done, denied)
         told = None if origins is None else [origins[place] for place in places]
-        batch = _Batch(done, denied, elapsed_us(), told, 0)
+        given: list[Answer] = []
+        batch = CallbackBatch(denied, given.extend, origins=told)
+        batch.started_us = elapsed_us()
         batch.asked, batch.traced = asked, self.telling.choose(told)
         self._settled(batch, known, in_own_turn=True)
         for place, answer in zip(places, given, strict=False):
@@ -216,11 +192,9 @@ class Service:
 
     def _plan(
         self,
-        batch: _Batch,
+        batch: Batch,
         before: Sequence[Asked | Answer],
         snapshot: Snapshot,
-        wanted: Wanted,
-        deadline_us: int,
     ) -> None:
         """Plans a batch and charges it, or plans on in a later turn.
 
@@ -251,26 +225,22 @@ class Service:
             effort.bounded = False
         if planning.unfinished:
             planning.unfinished = False
-            later = partial(
-                self._plan_on, batch, asked, snapshot, effort.found, wanted, deadline_us
-            )
+            later = partial(self._plan_on, batch, asked, snapshot, effort.found)
             shared_scheduler().go_on(later)
             return
-        self._charge_planned(batch, asked, steered, wanted, deadline_us)
+        self._charge_planned(batch, asked, steered)
 
     def _plan_on(
         self,
-        batch: _Batch,
+        batch: Batch,
         before: Sequence[Asked | Answer],
         snapshot: Snapshot,
         found: Searches,
-        wanted: Wanted,
-        deadline_us: int,
     ) -> None:
         """Plans on, in another turn; `found` is what searches have found of this batch."""
         try:
             EFFORT.renew(found)
-            self._plan(batch, before, snapshot, wanted, deadline_us)
+            self._plan(batch, before, snapshot)
         except Exception as error:
             self._fail(batch, error)
         finally:
@@ -278,51 +248,42 @@ class Service:
 
     def _charge_planned(
         self,
-        batch: _Batch,
+        batch: Batch,
         asked: list[Asked | Answer],
         steered: list[Steered | None] | None,
-        wanted: Wanted,
-        deadline_us: int,
     ) -> None:
         """Charges a batch that is planned."""
-        planning = self._planning
-        if planning.leases:
+        if self._planning.leases:
             asked = [
                 leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
             ]
         batch.asked = asked
         charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
-        if len(charged) < len(asked):  # rare
-            batch.places = places = [
-                place for place, one in enumerate(asked) if isinstance(one, Asked) and one.hits
-            ]
-            wanted = partial(wanted_at, wanted, places)
-        if charged:
-            settled = partial(self._settled, batch)
-            if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
-                if steered is None:
-                    charge = partial(self._store.charge, charged, settled)
-                else:
-                    charge = partial(self.steering.charge, asked, steered, settled)
-                later = partial(self._charge, batch, charge, wanted, deadline_us)
-                shared_scheduler().go_on(later)
-            elif steered is None:
-                self._store.charge(charged, settled, wanted, deadline_us, batch.rank)
-            else:
-                self.steering.charge(asked, steered, settled, wanted, deadline_us, batch.rank)
-        else:
+        if not charged:
             self._settled(batch, [])
+            return
+        wanted: Wanted = batch.wants
+        if len(charged) < len(asked):  # rare
+            batch.indices = [
+                index for index, one in enumerate(asked) if isinstance(one, Asked) and one.hits
+            ]
+            wanted = batch.wants_charged
+        settled = partial(self._settled, batch)
+        if steered is None:
+            charge = partial(self._store.charge, charged, settled)
+        else:
+            charge = partial(self.steering.charge, asked, steered, settled)
+        if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
+            shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
+        else:
+            charge(wanted, batch.deadline_us, batch.rank)
 
     def _charge(
-        self,
-        batch: _Batch,
-        charge: Callable[[Wanted, int, int], None],
-        wanted: Wanted,
-        deadline_us: int,
+        self, batch: Batch, charge: Callable[[Wanted, int, int], None], wanted: Wanted
     ) -> None:
         """Charges what was planned in the turn before."""
         try:
-            charge(wanted, deadline_us, batch.rank)
+            charge(wanted, batch.deadline_us, batch.rank)
         except Exception as error:
             self._fail(batch, error)
 
@@ -334,7 +295,7 @@ class Service:
         return self._faults.request(error)
 
     def _settled(
-        self, batch: _Batch, charged: Sequence[Settled], *, in_own_turn: bool = False
+        self, batch: Batch, charged: Sequence[Settled], *, in_own_turn: bool = False
     ) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
         if not in_own_turn and len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
@@ -346,20 +307,20 @@ class Service:
             return
         answers: list[Answer] = []
         try:
-            found = charged if batch.places is None else batch.of_all(batch.places, charged)
+            found = batch.of_all(charged)
             callers = self.callers
             exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
             told = callers if exact else None
             answers = self._answering.answer(batch.asked, found, told)
             took_us = elapsed_us() - batch.started_us
-            self._stats.latency.add(took_us, batch.size)
+            self._stats.latency.add(took_us, len(batch.bodies))
         except Exception as error:
             self._fail(batch, error)
             self._give_back(batch, charged, answers)
         else:
             self._tell(batch, answers)
             if callers is not None:
-                callers.until -= batch.size
+                callers.until -= len(batch.bodies)
                 if callers.until < 0 or callers.unnamed:
                     self._note_callers(batch, () if exact else found, answers, callers)
             if self._compiler.enqueues:
@@ -368,7 +329,7 @@ class Service:
                 self._record(batch, found, answers, took_us)
 
     def _give_back(
-        self, batch: _Batch, settled: Sequence[Settled], answers: Sequence[Answer]
+        self, batch: Batch, settled: Sequence[Settled], answers: Sequence[Answer]
     ) -> None:
         """Gives back what a batch was charged that is refused as a whole.
 
@@ -385,7 +346,7 @@ class Service:
             if not (answers and isinstance(answers[place], Refusal)):
                 self._answering.give_back(asked, each)
 
-    def _enqueue(self, batch: _Batch, found: Sequence[Settled]) -> None:
+    def _enqueue(self, batch: Batch, found: Sequence[Settled]) -> None:
         """Hands on those denied requests of a batch whose rules have a queue."""
         enqueueing = self.enqueueing
         if enqueueing is None:
@@ -402,7 +363,7 @@ class Service:
 
     def _note_callers(
         self,
-        batch: _Batch,
+        batch: Batch,
         found: Sequence[Settled],
         answers: Sequence[Answer],
         callers: TopCallers,
@@ -412,8 +373,8 @@ class Service:
         Nothing was `found` if callers have heard of each outcome already.
         """
         try:
-            place = batch.size + callers.until
-            while place < batch.size:
+            place = len(batch.bodies) + callers.until
+            while place < len(batch.bodies):
                 asked = batch.asked[place]
                 plans = asked.plans if isinstance(asked, Asked) else ()
                 tallied = found and isinstance(answers[place], bytes)
@@ -421,7 +382,7 @@ class Service:
                 if callers.keep(batch.bodies[place], plans, outcomes):
                     look_at_kept(callers)
                 place += callers.step(len(plans))
-            callers.until = place - batch.size
+            callers.until = place - len(batch.bodies)
             if callers.unnamed:
                 for place, asked in enumerate(batch.asked):
                     if isinstance(asked, Asked):
@@ -435,7 +396,7 @@ class Service:
 
     def _record(
         self,
-        batch: _Batch,
+        batch: Batch,
         found: Sequence[Settled] | None,
         answers: Sequence[Answer],
         took_us: int,
@@ -444,7 +405,7 @@ class Service:
         decided = DecidedBatch(batch.bodies, batch.asked, found, answers, batch.origins, took_us)
         self.telling.tell(decided, batch.traced)
 
-    def _fail(self, batch: _Batch, error: Exception) -> None:
+    def _fail(self, batch: Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
         if batch.finished:
             self._faults.note("a store failed after its answers", error)
@@ -457,62 +418,16 @@ class Service:
             else:
                 known = one.settled if isinstance(one, Asked) else DROPPED
                 answers += self._answering.answer([one], [known])
-        answers += [self.bug(error) for _ in range(batch.size - len(answers))]
+        answers += [self.bug(error) for _ in range(len(batch.bodies) - len(answers))]
         self._tell(batch, answers)
         if self.telling.listeners or batch.traced:
             self._record(batch, None, answers, elapsed_us() - batch.started_us)
 
-    def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
+    def _tell(self, batch: Batch, answers: list[Answer]) -> None:
         batch.finished = True
         try:
-            batch.done(answers)
+            batch.answer(answers)
+            if self._decisions is not None:
+                self._decisions.write(batch.bodies, answers)
         except Exception as error:
             self._faults.note("answers could not be handed on", error)
-
-
-class _Batch:
-    """One call of `submit`: its answers are given once, whatever the store does or fails to do."""
-
-    __slots__ = (
-        "asked",
-        "bodies",
-        "done",
-        "failed",
-        "finished",
-        "origins",
-        "places",
-        "rank",
-        "size",
-        "started_us",
-        "traced",
-    )
-
-    def __init__(
-        self,
-        done: Callable[[list[Answer]], None],
-        bodies: Sequence[bytes],
-        started_us: int,
-        origins: Sequence[CallOrigin] | None,
-        rank: int,
-    ) -> None:
-        self.done = done
-        self.bodies = bodies
-        self.origins = origins
-        self.size = len(bodies)
-        self.started_us = started_us
-        self.rank = rank
-        self.asked: Sequence[Asked | Answer] = ()
-        self.places: list[int] | None = None
-        """Which of them were charged, if not all."""
-        self.finished = False
-        self.failed = False
-        """Whether a fault of ours has refused what was to be charged."""
-        self.traced: Sequence[Traced] = ()
-        """Which of them become spans."""
-
-    def of_all(self, places: Sequence[int], charged: Sequence[Settled]) -> Sequence[Settled]:
-        """What each request of the batch came to, those that had nothing to charge as well."""
-        found = [one.settled if isinstance(one, Asked) else DROPPED for one in self.asked]
-        for place, each in zip(places, charged, strict=True):
-            found[place] = each
-        return found

@@ -17,7 +17,6 @@ make grow is bounded by `limits`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError, Memory
 from ratelimit_service.grpc.h2.callers import Callers
@@ -174,10 +173,6 @@ class Connection:
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""
         return stream_id in self.streams.open and not self.life.closing
-
-    def awaits(self, stream_ids: Sequence[int], place: int) -> bool:
-        """The same of the stream at that place of these."""
-        return stream_ids[place] in self.streams.open and not self.life.closing
 
     def take_output(self) -> bytes:
         """Takes the bytes to write, which are then forgotten here."""
