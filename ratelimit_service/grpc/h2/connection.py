@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 
+from ratelimit_service.grpc.h2.bodies import Bodies
 from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError, Memory
 from ratelimit_service.grpc.h2.callers import Callers
 from ratelimit_service.grpc.h2.control import Control
@@ -60,8 +61,9 @@ class Connection:
         self.streams = streams = OpenStreams(methods, life, budget, self.output)
         self.sender = sender = Sender(streams, life, budget, self.output)
         self._control = control = Control(sender, streams, headers, life, budget)
+        self._bodies = Bodies(sender, streams, life, budget)
         self._receiver = Receiver(
-            methods, sender, streams, control, headers, self.callers, life, budget
+            methods, sender, streams, control, headers, self.callers, life, budget, self._bodies
         )
         self._data = b""
         self._at = 0
@@ -146,7 +148,7 @@ class Connection:
     def _before(self, data: bytes, at: int, most: int, events: list[Event]) -> tuple[int, int]:
         """What comes before the next frames; returns where these begin, and how much is left."""
         if self.sender.resumable and not self.congested:
-            self._receiver.resume(events)
+            self._bodies.resume(events)
         if self.life.opening is Opening.PREFACE:
             at = self._read_preface(data)
         return at, self.sender.let_through(most)
@@ -223,7 +225,7 @@ class Connection:
         for stream_id in list(streams.begun):
             streams.record(stream_id)  # which knows since when it waits
         if streams.unfinished:
-            self._receiver.end_slow_calls(second)
+            self._bodies.end_slow_calls(second)
         if not life.settled:
             return
         block_since = self._receiver.block_since
