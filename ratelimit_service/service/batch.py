@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.callers import CallOrigin
+from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.refusal import Answer
 from ratelimit_service.service.tracer import Traced
 from ratelimit_service.stores import DROPPED, NEVER, Settled
@@ -21,13 +21,13 @@ class Batch:
     """Whoever brings requests says in a class of its own how they are answered."""
 
     __slots__ = (
-        "asked",
         "bodies",
         "deadline_us",
         "failed",
         "finished",
         "indices",
         "origins",
+        "planned",
         "rank",
         "started_us",
         "traced",
@@ -49,7 +49,7 @@ class Batch:
         """Who has made the calls; None where nobody has looked (`Telling.wants_origins`)."""
         self.started_us = 0
         """When the service got them, by `clock.elapsed_us`."""
-        self.asked: list[Asked | Answer] = []
+        self.planned: list[PlannedRequest | Answer] = []
         """Their plans, or answers that need none."""
         self.indices: list[int] | None = None
         """Which of them are charged, if not all."""
@@ -75,7 +75,9 @@ class Batch:
         """What each request came to, also those that had nothing to charge."""
         if self.indices is None:
             return charged
-        settled = [one.settled if isinstance(one, Asked) else DROPPED for one in self.asked]
+        settled = [
+            one.settled if isinstance(one, PlannedRequest) else DROPPED for one in self.planned
+        ]
         for index, each in zip(self.indices, charged, strict=True):
             settled[index] = each
         return settled

@@ -24,13 +24,13 @@ from ratelimit_service.rules.matchers.effort import (
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
-from ratelimit_service.service.asked import Asked, leased
 from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.notes import Note, unnoted
+from ratelimit_service.service.planned import PlannedRequest, leased
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch
@@ -149,51 +149,53 @@ class Service:
         tallied and told as if the store had denied it. It raises nothing.
         """
         answers: list[Answer | None] = [None] * len(bodies)
-        places: list[int] = []
-        asked: list[Asked | Answer] = []
+        indices: list[int] = []
+        planned: list[PlannedRequest | Answer] = []
         known: list[Settled] = []
-        found: dict[bytes, tuple[Asked, Settled] | None] = {}  # nothing is counted meanwhile
+        denials: dict[
+            bytes, tuple[PlannedRequest, Settled] | None
+        ] = {}  # nothing is counted meanwhile
         try:
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
-            for place, body in enumerate(bodies):
-                if body not in found:
-                    found[body] = self._known_denial(body, snapshot.number)
-                denial = found[body]
+            for index, body in enumerate(bodies):
+                if body not in denials:
+                    denials[body] = self._known_denial(body, snapshot.number)
+                denial = denials[body]
                 if denial is not None:
-                    places.append(place)
-                    asked.append(denial[0])
+                    indices.append(index)
+                    planned.append(denial[0])
                     known.append(denial[1])
         except Exception as error:  # then the others are not denied
             self._faults.note("it could not be told who is over", error)
-        if not asked:
+        if not planned:
             return answers
-        denied = [bodies[place] for place in places]
-        told = None if origins is None else [origins[place] for place in places]
+        denied = [bodies[index] for index in indices]
+        known_origins = None if origins is None else [origins[index] for index in indices]
         given: list[Answer] = []
-        batch = CallbackBatch(denied, given.extend, origins=told)
+        batch = CallbackBatch(denied, given.extend, origins=known_origins)
         batch.started_us = elapsed_us()
-        batch.asked, batch.traced = asked, self.telling.choose(told)
+        batch.planned, batch.traced = planned, self.telling.choose(known_origins)
         self._settled(batch, known, in_own_turn=True)
-        for place, answer in zip(places, given, strict=False):
-            answers[place] = answer
+        for index, answer in zip(indices, given, strict=False):
+            answers[index] = answer
         return answers
 
-    def _known_denial(self, body: bytes, number: int) -> tuple[Asked, Settled] | None:
+    def _known_denial(self, body: bytes, number: int) -> tuple[PlannedRequest, Settled] | None:
         """A remembered request that is known to be over, and what becomes of it; else None."""
-        asked = self._planning.requests.get(body, number)
-        if asked is None or not asked.hits or asked.leasing:
+        planned = self._planning.requests.get(body, number)
+        if planned is None or not planned.hits or planned.leasing:
             return None
-        if self.steering.active and not asked.untouched.holds:
+        if self.steering.active and not planned.untouched.holds:
             return None
-        settled = self._known_over(asked.hits)
-        return None if settled is None else (asked, settled)
+        settled = self._known_over(planned.hits)
+        return None if settled is None else (planned, settled)
 
     def _plan(
         self,
         batch: Batch,
-        before: Sequence[Asked | Answer],
+        before: Sequence[PlannedRequest | Answer],
         snapshot: Snapshot,
     ) -> None:
         """Plans a batch and charges it, or plans on in a later turn.
@@ -206,40 +208,40 @@ class Service:
         remembered = planning.requests.get
         ask = planning.ask
         steered: list[Steered | None] | None = None
-        asked: list[Asked | Answer] = []
+        planned: list[PlannedRequest | Answer] = []
         effort = EFFORT
         effort.bounded = True
         try:
             if before:
-                asked = [
+                planned = [
                     ask(body, snapshot) if one is LATER else one
                     for body, one in zip(bodies, before, strict=True)
                 ]
             else:
-                asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
+                planned = [remembered(body, number) or ask(body, snapshot) for body in bodies]
             if self.steering.active:
-                steered = self.steering.steer(bodies, asked, snapshot, self._clock())
+                steered = self.steering.steer(bodies, planned, snapshot, self._clock())
         except EffortSpentError:
             planning.unfinished = True
         finally:
             effort.bounded = False
         if planning.unfinished:
             planning.unfinished = False
-            later = partial(self._plan_on, batch, asked, snapshot, effort.found)
+            later = partial(self._plan_on, batch, planned, snapshot, effort.found)
             shared_scheduler().go_on(later)
             return
-        self._charge_planned(batch, asked, steered)
+        self._charge_planned(batch, planned, steered)
 
     def _plan_on(
         self,
         batch: Batch,
-        before: Sequence[Asked | Answer],
+        before: Sequence[PlannedRequest | Answer],
         snapshot: Snapshot,
-        found: Searches,
+        searches: Searches,
     ) -> None:
-        """Plans on, in another turn; `found` is what searches have found of this batch."""
+        """Plans on, in another turn; `searches` is what they have found of this batch."""
         try:
-            EFFORT.renew(found)
+            EFFORT.renew(searches)
             self._plan(batch, before, snapshot)
         except Exception as error:
             self._fail(batch, error)
@@ -249,30 +251,33 @@ class Service:
     def _charge_planned(
         self,
         batch: Batch,
-        asked: list[Asked | Answer],
+        planned: list[PlannedRequest | Answer],
         steered: list[Steered | None] | None,
     ) -> None:
         """Charges a batch that is planned."""
         if self._planning.leases:
-            asked = [
-                leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
+            planned = [
+                leased(one) if isinstance(one, PlannedRequest) and one.leasing else one
+                for one in planned
             ]
-        batch.asked = asked
-        charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
+        batch.planned = planned
+        charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
         if not charged:
             self._settled(batch, [])
             return
         wanted: Wanted = batch.wants
-        if len(charged) < len(asked):  # rare
+        if len(charged) < len(planned):  # rare
             batch.indices = [
-                index for index, one in enumerate(asked) if isinstance(one, Asked) and one.hits
+                index
+                for index, one in enumerate(planned)
+                if isinstance(one, PlannedRequest) and one.hits
             ]
             wanted = batch.wants_charged
         settled = partial(self._settled, batch)
         if steered is None:
             charge = partial(self._store.charge, charged, settled)
         else:
-            charge = partial(self.steering.charge, asked, steered, settled)
+            charge = partial(self.steering.charge, planned, steered, settled)
         if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
             shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
         else:
@@ -307,11 +312,11 @@ class Service:
             return
         answers: list[Answer] = []
         try:
-            found = batch.of_all(charged)
+            settled = batch.of_all(charged)
             callers = self.callers
             exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
-            told = callers if exact else None
-            answers = self._answering.answer(batch.asked, found, told)
+            exact_callers = callers if exact else None
+            answers = self._answering.answer(batch.planned, settled, exact_callers)
             took_us = elapsed_us() - batch.started_us
             self._stats.latency.add(took_us, len(batch.bodies))
         except Exception as error:
@@ -322,11 +327,11 @@ class Service:
             if callers is not None:
                 callers.until -= len(batch.bodies)
                 if callers.until < 0 or callers.unnamed:
-                    self._note_callers(batch, () if exact else found, answers, callers)
+                    self._note_callers(batch, () if exact else settled, answers, callers)
             if self._compiler.enqueues:
-                self._enqueue(batch, found)
+                self._enqueue(batch, settled)
             if self.telling.listeners or batch.traced:
-                self._record(batch, found, answers, took_us)
+                self._record(batch, settled, answers, took_us)
 
     def _give_back(
         self, batch: Batch, settled: Sequence[Settled], answers: Sequence[Answer]
@@ -336,15 +341,15 @@ class Service:
         Requests that were refused one by one, as `answers` say, have got theirs back.
         """
         charged = [
-            (place, asked)
-            for place, asked in enumerate(batch.asked)
-            if isinstance(asked, Asked) and asked.hits
+            (index, planned)
+            for index, planned in enumerate(batch.planned)
+            if isinstance(planned, PlannedRequest) and planned.hits
         ]
         if len(charged) != len(settled):
             return  # nobody can tell whose these are
-        for (place, asked), each in zip(charged, settled, strict=True):
-            if not (answers and isinstance(answers[place], Refusal)):
-                self._answering.give_back(asked, each)
+        for (index, planned), each in zip(charged, settled, strict=True):
+            if not (answers and isinstance(answers[index], Refusal)):
+                self._answering.give_back(planned, each)
 
     def _enqueue(self, batch: Batch, found: Sequence[Settled]) -> None:
         """Hands on those denied requests of a batch whose rules have a queue."""
@@ -352,41 +357,41 @@ class Service:
         if enqueueing is None:
             return
         try:
-            for place, settled in enumerate(found):
-                asked = batch.asked[place]
-                if settled.verdict is Verdict.DENIED and isinstance(asked, Asked):
-                    rule = queue_of(asked.plans, settled)
+            for index, settled in enumerate(found):
+                planned = batch.planned[index]
+                if settled.verdict is Verdict.DENIED and isinstance(planned, PlannedRequest):
+                    rule = queue_of(planned.plans, settled)
                     if rule is not None:
-                        enqueueing.take(rule, batch.bodies[place])
+                        enqueueing.take(rule, batch.bodies[index])
         except Exception as error:
             self._faults.note("denied requests could not be queued", error)
 
     def _note_callers(
         self,
         batch: Batch,
-        found: Sequence[Settled],
+        settled: Sequence[Settled],
         answers: Sequence[Answer],
         callers: TopCallers,
     ) -> None:
         """Keeps those of a batch that are of the sample, and says who has no name yet.
 
-        Nothing was `found` if callers have heard of each outcome already.
+        Nothing is `settled` if callers have heard of each outcome already.
         """
         try:
-            place = len(batch.bodies) + callers.until
-            while place < len(batch.bodies):
-                asked = batch.asked[place]
-                plans = asked.plans if isinstance(asked, Asked) else ()
-                tallied = found and isinstance(answers[place], bytes)
-                outcomes = found[place].outcomes if tallied else ()
-                if callers.keep(batch.bodies[place], plans, outcomes):
+            index = len(batch.bodies) + callers.until
+            while index < len(batch.bodies):
+                planned = batch.planned[index]
+                plans = planned.plans if isinstance(planned, PlannedRequest) else ()
+                tallied = settled and isinstance(answers[index], bytes)
+                outcomes = settled[index].outcomes if tallied else ()
+                if callers.keep(batch.bodies[index], plans, outcomes):
                     look_at_kept(callers)
-                place += callers.step(len(plans))
-            callers.until = place - len(batch.bodies)
+                index += callers.step(len(plans))
+            callers.until = index - len(batch.bodies)
             if callers.unnamed:
-                for place, asked in enumerate(batch.asked):
-                    if isinstance(asked, Asked):
-                        callers.name(batch.bodies[place], asked.plans)
+                for index, planned in enumerate(batch.planned):
+                    if isinstance(planned, PlannedRequest):
+                        callers.name(batch.bodies[index], planned.plans)
                 callers.unnamed.clear()
         except Exception as error:
             callers.until = 0
@@ -397,12 +402,14 @@ class Service:
     def _record(
         self,
         batch: Batch,
-        found: Sequence[Settled] | None,
+        settled: Sequence[Settled] | None,
         answers: Sequence[Answer],
         took_us: int,
     ) -> None:
-        """Tells of a batch. Nothing was found after a fault."""
-        decided = DecidedBatch(batch.bodies, batch.asked, found, answers, batch.origins, took_us)
+        """Tells of a batch. Nothing is settled after a fault."""
+        decided = DecidedBatch(
+            batch.bodies, batch.planned, settled, answers, batch.origins, took_us
+        )
         self.telling.tell(decided, batch.traced)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
@@ -412,11 +419,11 @@ class Service:
             return
         batch.failed = True
         answers: list[Answer] = []
-        for one in batch.asked:
-            if isinstance(one, Asked) and one.hits:
+        for one in batch.planned:
+            if isinstance(one, PlannedRequest) and one.hits:
                 answers.append(self.bug(error))
             else:
-                known = one.settled if isinstance(one, Asked) else DROPPED
+                known = one.settled if isinstance(one, PlannedRequest) else DROPPED
                 answers += self._answering.answer([one], [known])
         answers += [self.bug(error) for _ in range(len(batch.bodies) - len(answers))]
         self._tell(batch, answers)

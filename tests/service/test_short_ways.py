@@ -165,7 +165,7 @@ def compare(
     asked: Sequence[Request],
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("ratelimit_service.service.asked.urandom", lambda count: b"\1" * count)
+        patched.setattr("ratelimit_service.service.planned.urandom", lambda count: b"\1" * count)
         asking = Asking(directory, rules)
         short = told(asking, store(asking), settings, asked)
         the_long_way(patched)

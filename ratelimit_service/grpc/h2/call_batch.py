@@ -16,7 +16,7 @@ from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.connection import Calls
 from ratelimit_service.service import RANKS, Answer, Batch, Service
 
-__all__ = ["Gathered", "Pending", "rank_of"]
+__all__ = ["CallBatch", "Pending", "rank_of"]
 
 _FEW: Final = 16
 """A connection with fewer undecided calls is of the lowest rank; each doubling is one rank more."""
@@ -32,7 +32,7 @@ class Pending:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.since_us: list[dict[Gathered, int]] = [{} for _ in range(RANKS)]
+        self.since_us: list[dict[CallBatch, int]] = [{} for _ in range(RANKS)]
         """When each was handed to the store. A batch that is answered takes itself out."""
 
     def oldest_us(self, now_us: int, rank: int) -> int:
@@ -47,9 +47,9 @@ class Pending:
                 break
         return now_us - oldest_us
 
-    def begin(self, gathered: Gathered, now_us: int) -> None:
+    def begin(self, batch: CallBatch, now_us: int) -> None:
         """Notes that a batch is handed to the store."""
-        self.since_us[gathered.rank][gathered] = now_us
+        self.since_us[batch.rank][batch] = now_us
 
 
 class _Part(NamedTuple):
@@ -63,7 +63,7 @@ class _Part(NamedTuple):
     """How many usual calls these are worth."""
 
 
-class Gathered(Batch):
+class CallBatch(Batch):
     """Calls of one rank whose callers wait about equally long, in the order of their handling."""
 
     __slots__ = ("_parts", "_pending", "then")
@@ -166,8 +166,8 @@ def answer_each(
     `answers[start]` is that of the first. A fault with one of them costs no other its answer.
     """
     try:
-        for place, stream_id in enumerate(stream_ids[done:], start + done):
-            _answer_one(service, client, stream_id, answers[place])
+        for index, stream_id in enumerate(stream_ids[done:], start + done):
+            _answer_one(service, client, stream_id, answers[index])
     except Exception as error:  # nothing more can be said to this client
         client.fail(error)
 
