@@ -84,13 +84,13 @@ def _ended(node: Node, path: _Path, ended: int) -> Problem:
 
 def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
     """Nodes all of whose values a matcher takes before them: the first declared one wins."""
-    before: dict[tuple[str, Grouping | None, int], _Before] = {}
+    before: dict[tuple[str, Grouping | None, int], _EarlierNodes] = {}
     greedy: dict[str, Node] = {}
     for node in level:
         matcher = node.matcher
         if matcher is None:
             continue
-        earlier = before.setdefault((node.key, node.grouping, matcher.rank), _Before())
+        earlier = before.setdefault((node.key, node.grouping, matcher.rank), _EarlierNodes())
         if matcher.beyond_literals and (first := earlier.covering(matcher)):
             none = "no other value than this text" if matcher.literals else "no value"
             message = (
@@ -132,7 +132,7 @@ def _no_fallback(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
 _SEVERAL = 2
 
 
-class _Before:
+class _EarlierNodes:
     """Nodes of one key, whose matchers have one rank, by what they may cover.
 
     So that thousands of them are not each compared with each.

@@ -24,7 +24,7 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
+from ratelimit_service.rules.source import FileProblems, LastGoodFiles, RuleSource, SourceContent
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.text.display import printable, reason
 
@@ -85,7 +85,7 @@ class FromXds(RuleSource):
         """Raises SettingsError for an address or files that cannot be used."""
         return cls(settings)
 
-    def first(self, former: Left | None) -> SourceContent | None:
+    def first(self, former: LastGoodFiles | None) -> SourceContent | None:
         """What a former program was sent, if there was one. Raises RulesError for the overlay."""
         overlay = self._read_overlay()
         for name, data in overlay.files.items():

@@ -27,7 +27,7 @@ from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.reload_log import ReloadDifference, log_problems, log_reload
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
-from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
+from ratelimit_service.rules.source import FileProblems, LastGoodFiles, RuleSource, SourceContent
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text.display import count, printable
 
@@ -162,7 +162,7 @@ class Rules:
         """Waits until the source has said so, and whoever is told of new rules has them."""
         await self._begun.wait()
 
-    def load(self, former: Left | None = None, *, once: bool = False) -> None:
+    def load(self, former: LastGoodFiles | None = None, *, once: bool = False) -> None:
         """The first load. Raises RulesError if there is nothing to serve, or something unreadable.
 
         With `strict`, any problem is an error; else bad files leave their domains unserved.
@@ -189,7 +189,7 @@ class Rules:
             counted = count(len(problems), "problem")
             raise RulesError(f"--strict-rules: {counted} in the rules\n{lines}")
 
-    async def load_aside(self, former: Left | None = None) -> None:
+    async def load_aside(self, former: LastGoodFiles | None = None) -> None:
         """As `load`, in a thread; who is told of new rules has them then. A reload waits for it."""
         async with self._lock:
             await asyncio.to_thread(self.load, former)
@@ -240,7 +240,7 @@ class Rules:
                     problem = Problem(Source(self._source.location), "", str(error), "internal")
                     self._source.judged(content, {"": [problem]})
 
-    def leave(self) -> Left | None:
+    def leave(self) -> LastGoodFiles | None:
         """Rules that the next program of this process starts with; None if it reads them itself."""
         if not (self._source.leaves and self.begun):
             return None

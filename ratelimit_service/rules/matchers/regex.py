@@ -249,7 +249,7 @@ def _at(text: str, error: str) -> str:
     """Where in a pattern the mistake is that RE2 names: it quotes the text that begins there."""
     what, _, quoted_part = error.partition(": ")
     if what in {"missing )", "unexpected )"}:
-        at = _lonely(text)
+        at = _unmatched_parenthesis(text)
     elif what == "trailing \\":
         at = len(text) - 1
     else:
@@ -257,7 +257,7 @@ def _at(text: str, error: str) -> str:
     return f", at character {at + 1}" if at >= 0 else ""
 
 
-def _lonely(text: str) -> int:
+def _unmatched_parenthesis(text: str) -> int:
     """The index of a parenthesis that has no partner; -1 if all have one."""
     opened: list[int] = []
     for part in _PARTS.finditer(text):

@@ -10,7 +10,7 @@ from itertools import islice
 
 import yaml
 
-__all__ = ["lines_of", "slip"]
+__all__ = ["lines_of", "locate_error"]
 
 _LINE_END = re.compile("\\r\\n|[\\n\\r\\x85\\u2028\\u2029]")
 
@@ -34,7 +34,7 @@ def lines_of(text: str) -> list[str]:
     return _LINE_END.split(text)
 
 
-def slip(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
+def locate_error(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
     """The place of the character that is wrong, as far as that can be told, and what is wrong.
 
     At the end of a text that is where began what does not end: there is what has to be mended.
