@@ -116,7 +116,7 @@ def _login_file(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _as_password(text: str) -> None:
-    if any(not each.isprintable() for each in text):
+    if any(not character.isprintable() for character in text):
         raise SettingsError("it holds a line end or a sign that nobody can type: take it out")
     if re.fullmatch(r"\$\(\w+\)|\$\{\w+\}|.*\{\{.*\}\}.*", text):
         raise SettingsError("it is the name of a variable, not its value: it was not replaced")
