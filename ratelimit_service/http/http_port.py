@@ -120,8 +120,8 @@ class HttpPort(Port):
         answers = await self._decide(batch.requests, origins=origins)
         await pause()
         if batch.listed:
-            return await streamed(request, "application/json", _all_told(answers))
-        return await _told(answers[0])
+            return await streamed(request, "application/json", _list_of(answers))
+        return await _response_of(answers[0])
 
     async def _healthcheck(self, _: web.Request) -> web.Response:
         """200 while requests are answered, also degraded; 500 before and after."""
@@ -167,7 +167,7 @@ class HttpPort(Port):
         return web.Response(status=404, text=f"{shown(request.path)} is not here: {paths} are\n")
 
 
-async def _told(answer: Answer) -> web.Response:
+async def _response_of(answer: Answer) -> web.Response:
     if isinstance(answer, Refusal):
         status = _HTTP_STATUS.get(answer.code, 500)
         return web.Response(status=status, text=f"{answer.message}\n")
@@ -180,7 +180,7 @@ async def _told(answer: Answer) -> web.Response:
     )
 
 
-async def _all_told(answers: Sequence[Answer]) -> AsyncIterator[bytes]:
+async def _list_of(answers: Sequence[Answer]) -> AsyncIterator[bytes]:
     """A list, in the order of the requests. What was refused says so in its place."""
     mark = b"["
     for answer in answers:
@@ -198,7 +198,7 @@ def _headers(decision: Decision) -> dict[str, str]:
 
     What it says of its body's type is left out: that body is inside of this one, which is JSON.
     """
-    found = {
+    headers = {
         key: value for key, value in decision.response_headers if key.lower() != "content-type"
     }
     resets_us = [
@@ -207,8 +207,8 @@ def _headers(decision: Decision) -> dict[str, str]:
         if status.code is Code.OVER_LIMIT and status.reset_us is not None
     ]
     if decision.code is Code.OVER_LIMIT and resets_us:
-        found.setdefault("Retry-After", str(whole_seconds(max(resets_us))))
-    return found
+        headers.setdefault("Retry-After", str(whole_seconds(max(resets_us))))
+    return headers
 
 
 def _caller(request: web.Request) -> CallOrigin:

@@ -371,7 +371,7 @@ async def test_unread_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(b"x" * 65_536)
             yield made[-1]
 
-    monkeypatch.setattr("ratelimit_service.http.http_port._all_told", endless)
+    monkeypatch.setattr("ratelimit_service.http.http_port._list_of", endless)
     caller = await Caller.of(site)
     body = json.dumps([REQUEST]).encode()
     length = f"Content-Length: {len(body)}"
