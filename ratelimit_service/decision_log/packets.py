@@ -96,22 +96,22 @@ class Packer:
 
         None for all but denials by a usual rule: to find that out would take longer than it saves.
         """
-        all_settled, all_asked = decided.settled, decided.asked
+        all_settled, all_planned = decided.settled, decided.asked
         if all_settled is None or set(map(type, decided.answers)) != {bytes}:
             return [None] * len(indexes)
         shard_of = None if self._store == "memory" else self._shard_of
         keys: list[tuple[object, ...] | None] = []
         for index in indexes:
-            settled, asked = all_settled[index], all_asked[index]
+            settled, planned = all_settled[index], all_planned[index]
             key = None
             if (
                 settled.verdict is _DENIED
                 and (by := settled.by) >= 0
-                and isinstance(asked, Asked)
-                and asked.limits is not None
+                and isinstance(planned, Asked)
+                and planned.limits is not None
                 and (outcome := settled.outcomes[by]) is not None
             ):
-                plan = asked.plans[by]
+                plan = planned.plans[by]
                 key = (
                     plan.met,
                     plan.rule,

@@ -43,10 +43,10 @@ class LogProcess:
         self._process = FedProcess(
             writer.__name__,
             pickle.dumps((settings, key, stdout)),
-            self._said,
+            self._note_progress,
             _pausing,
             _END_SECONDS,
-            self._ended,
+            self._note_end,
             inherited=(stdout,) if stdout >= 0 else (),
         )
         self._counts = stats.decision_log
@@ -71,7 +71,7 @@ class LogProcess:
         """Has all written that can be in time. A second call does nothing."""
         await self._process.stop()
 
-    def _said(self, line: bytes) -> None:
+    def _note_progress(self, line: bytes) -> None:
         """Counts what became of decisions."""
         done = Progress(*json.loads(line))
         self._under_way -= done.written + done.failed
@@ -84,7 +84,7 @@ class LogProcess:
         if done.bug:
             self._bugs.note("decisions could not be written down", ValueError(done.bug))
 
-    def _ended(self) -> None:
+    def _note_end(self) -> None:
         """Counts what is lost with the process."""
         self._counts["dropped_slow"] += self._under_way
         self._under_way = 0

@@ -68,9 +68,9 @@ class Otlp:
 
     def send_spans(self, spans: bytes) -> None:
         """Sends a list of spans, in JSON; of those that are too many in this second none."""
-        found = json.loads(spans)
-        if most := self._budget.take(len(found)):
-            self._send({"spans": found[:most]})
+        decoded = json.loads(spans)
+        if most := self._budget.take(len(decoded)):
+            self._send({"spans": decoded[:most]})
 
     def send_metrics(self, metrics: object) -> None:
         """Sends metrics, as `metrics/otlp` makes them."""
@@ -84,8 +84,8 @@ class Otlp:
         """Lets it send what is left, for a moment, and ends it. A second call does nothing."""
         await self._process.stop()
 
-    def _send(self, said: object) -> None:
-        if self._process.give(json.dumps(said).encode()):
+    def _send(self, message: object) -> None:
+        if self._process.give(json.dumps(message).encode()):
             return
         self._lost += 1
         if self._wanted and self._saying.take():
@@ -103,7 +103,7 @@ def _tell_pause(seconds: float, why: str) -> None:
 def _say(line: bytes) -> None:
     """Writes what the exporter has to say into our log."""
     try:
-        said = json.loads(line)
-        log.log(said["level"], "OTLP: %s", printable(said["text"]))
+        record = json.loads(line)
+        log.log(record["level"], "OTLP: %s", printable(record["text"]))
     except (ValueError, KeyError, TypeError):
         log.warning("OTLP: %s", printable(line.decode("utf-8", "replace").strip()))

@@ -14,7 +14,7 @@ def test_pages_of_collectors_are_cut(capsys: pytest.CaptureFixture[str]) -> None
     """A collector that answers with a large page has a line of the log, and no more of it."""
     logger = logging.getLogger("a library")
     logger.propagate = False
-    heard = exporter._Heard()
+    heard = exporter._LogHandler()
     logger.addHandler(heard)
     logger.error("refused: %s", "<p>no\n" * 100_000)
     logger.removeHandler(heard)
