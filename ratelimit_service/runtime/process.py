@@ -122,7 +122,7 @@ class _Collector:
 
 
 def _count(*generations: int) -> int:
-    return sum(len(gc.get_objects(generation=each)) for each in generations)
+    return sum(len(gc.get_objects(generation=generation)) for generation in generations)
 
 
 def raise_file_limit() -> None:

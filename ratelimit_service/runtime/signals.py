@@ -77,8 +77,8 @@ class Signals:
         loop = asyncio.get_running_loop()
         waits = [loop.create_task(other), loop.create_task(self._wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for each in waits:
-            each.cancel()
+        for task in waits:
+            task.cancel()
 
     async def _wait(self) -> None:
         await self._ended.wait()

@@ -121,7 +121,7 @@ async def test_default_that_is_taken(
 
     with caplog.at_level(logging.WARNING):
         async with port.running():
-            assert port.told == ""
+            assert port.announced == ""
 
     assert "the service runs without an admin listener: cannot open the admin port" in caplog.text
     with pytest.raises(TransportError, match="choose another with --admin HOST:PORT"):
@@ -136,7 +136,7 @@ async def test_unix_socket(admin: AdminSite, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         async with port.running():
-            assert port.told == f"unix:{path}, for callers on this machine"
+            assert port.announced == f"unix:{path}, for callers on this machine"
             assert path.stat().st_mode & 0o077 == 0
     finally:
         os.umask(before)

@@ -88,10 +88,10 @@ async def test_a_message_without_bound() -> None:
     heard: list[int] = []
     await Channel.open(ours, lambda kind, _: heard.append(kind), lost.set)
 
-    theirs.sendall(written([(MessageKind.BEAT, b"")]) + b"\xff\xff\xff\xff" + bytes(100))
+    theirs.sendall(written([(MessageKind.HEARTBEAT, b"")]) + b"\xff\xff\xff\xff" + bytes(100))
     await lost.wait()
 
-    assert heard == [MessageKind.BEAT]
+    assert heard == [MessageKind.HEARTBEAT]
     theirs.close()
 
 
@@ -100,7 +100,7 @@ async def test_end_of_a_channel() -> None:
     ours, theirs = socket.socketpair()
     lost = asyncio.Event()
     channel = await Channel.open(ours, lambda *_: None, lost.set)
-    channel.send_json(MessageKind.BEAT, {})
+    channel.send_json(MessageKind.HEARTBEAT, {})
     await channel.flushed()
 
     theirs.close()

@@ -16,7 +16,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import Channel, MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess, worker_command
-from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS, stand_in
 from tests.servers.process import PATIENCE_SECONDS
@@ -46,12 +46,9 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(
         Settings(store=REDIS),
         1,
-        Stats(),
-        Health(),
-        Rulebook(),
+        Totals(Stats(), Health(), Rulebook()),
         ConnectionLimiter(),
-        lambda: None,
-        lambda _: None,
+        Listeners(),
     )
     leaving, dead, next_one = Stand(), Stand(), Stand()
     dead.lost.set()

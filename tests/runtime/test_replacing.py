@@ -17,7 +17,7 @@ from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import workers as module
 from ratelimit_service.runtime.channel import MessageKind, Received
 from ratelimit_service.runtime.worker_process import WorkerProcess
-from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS
 from tests.servers.process import PATIENCE_SECONDS
@@ -54,8 +54,7 @@ class Fake(WorkerProcess):
         await self.lost.wait()
 
     def bury(self) -> str:
-        self._messages.close()
-        self.connections.close()
+        self.close()
         self.ended.set()
         return "died"
 
@@ -64,12 +63,9 @@ def so_many(count: int, health: Health) -> Workers:
     return Workers(
         Settings(store=REDIS),
         count,
-        Stats(),
-        health,
-        Rulebook(),
+        Totals(Stats(), health, Rulebook()),
         ConnectionLimiter(),
-        lambda: None,
-        lambda _: None,
+        Listeners(),
     )
 
 

@@ -17,7 +17,7 @@ from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import Channel, MessageKind
 from ratelimit_service.runtime.worker import _Worker
 from ratelimit_service.runtime.worker_process import WorkerProcess
-from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.grpc.served_ends import rounds
 from tests.runtime.seen import stand_in
@@ -60,7 +60,11 @@ async def test_changes_reach_early_and_late_workers() -> None:
     """After any number of changes both have the rules of now, and few bytes were sent for each."""
     book = Rulebook()
     workers = Workers(
-        Settings(), 1, Stats(), Health(), book, ConnectionLimiter(), lambda: None, lambda _: None
+        Settings(),
+        1,
+        Totals(Stats(), Health(), book),
+        ConnectionLimiter(),
+        Listeners(),
     )
     early = Told()
     early.version = __version__
@@ -75,7 +79,7 @@ async def test_changes_reach_early_and_late_workers() -> None:
         book.swap(built.domains, frozenset())
         await workers.tell_rules()
         late = Told()
-        workers._greet(late, __version__)
+        workers._welcome(late, __version__)
         late.close()
 
         assert early.rules == late.rules == {f"d{name}": of for name, of in files.items()}
@@ -105,14 +109,14 @@ async def test_many_changes_of_a_worker_are_told_together() -> None:
 
     started = elapsed_us()
     for _ in range(500):
-        worker._tell_soon()
+        worker._send_heartbeat_soon()
         await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while worker._telling:
+        while worker._heartbeat_due:
             await asyncio.sleep(0)
     await rounds()
 
-    assert set(heard) == {MessageKind.BEAT}
+    assert set(heard) == {MessageKind.HEARTBEAT}
     assert len(heard) <= 1 + (elapsed_us() - started) // 10_000
     for each in (supervisor, worker._channel):
         each.close()
