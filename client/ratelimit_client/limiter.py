@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from types import TracebackType
 from typing import Generic, ParamSpec, Protocol, Self, TypeVar
 
-from ratelimit_client.asked import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.clock import Clock, SystemClock
+from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
 from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, log
@@ -161,8 +161,8 @@ class Limiter:
 
             @functools.wraps(function)
             async def checked(*arguments: P.args, **keywords: P.kwargs) -> R:
-                found, own = computed(descriptors, entries, cost, arguments, keywords)
-                decision = await self.check(*found, cost=own)
+                values, own = computed(descriptors, entries, cost, arguments, keywords)
+                decision = await self.check(*values, cost=own)
                 if not decision:
                     raise DeniedError(decision)
                 return await function(*arguments, **keywords)

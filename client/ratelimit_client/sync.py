@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from ratelimit_client.asked import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.clock import Clock, SystemClock
+from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
 from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, log
@@ -100,8 +100,8 @@ class SyncLimiter:
 
             @functools.wraps(function)
             def checked(*arguments: P.args, **keywords: P.kwargs) -> R:
-                found, own = computed(descriptors, entries, cost, arguments, keywords)
-                decision = self.check(*found, cost=own)
+                values, own = computed(descriptors, entries, cost, arguments, keywords)
+                decision = self.check(*values, cost=own)
                 if not decision:
                     raise DeniedError(decision)
                 return function(*arguments, **keywords)

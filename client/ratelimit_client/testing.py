@@ -74,17 +74,17 @@ class _Fake:
         if self.away:
             raise UnavailableError("the fake service is away")
         statuses = []
-        for each in request.descriptors:
+        for descriptor in request.descriptors:
             waits = [
                 wait
                 for entries, wait in self.denied.items()
-                if set(entries) <= set(each.entries) and not each.refund
+                if set(entries) <= set(descriptor.entries) and not descriptor.refund
             ]
             if waits:
                 statuses.append(Status(False, _LIMIT, 0, max(waits)))
             else:
                 statuses.append(Status(True, _LIMIT, 1, 60.0))
-        allowed = all(each.allowed for each in statuses)
+        allowed = all(status.allowed for status in statuses)
         reason = Reason.WITHIN_LIMIT if allowed else Reason.OVER_LIMIT
         return Decision(allowed, reason, tuple(statuses))
 
