@@ -6,7 +6,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from ratelimit_client.clock import Clock, SystemClock
@@ -49,12 +48,7 @@ class SyncLimiter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -163,12 +157,7 @@ class SyncLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
@@ -192,12 +181,7 @@ class SyncBudget:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self.spent is None or self.spent == self._charged:
             return
         try:
