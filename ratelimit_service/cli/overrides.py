@@ -85,14 +85,19 @@ def overrides(
         return _import(admin, _read(what), check=check, as_json=as_json)
     if what is not None:
         raise click.UsageError(f"{what!r} is too much: export prints, so write > FILE")
+    return _list(admin, export=action == "export", as_json=as_json)
+
+
+def _list(admin: AdminClient, *, export: bool, as_json: bool) -> int:
+    """Prints those in force: in words, as one JSON object, or as a line of JSON each."""
     answer = checked_answer(admin.get("/overrides"))
-    listed: list[_Fields] = answer["overrides"]
-    if action is None and as_json:
+    overrides: list[_Fields] = answer["overrides"]
+    if as_json and not export:
         say_line(json.dumps(answer))
         return 0
-    for override in listed:
-        say_line(json.dumps(override) if action == "export" else override_text(override))
-    if not listed:
+    for override in overrides:
+        say_line(json.dumps(override) if export else override_text(override))
+    if not overrides:
         say_line("no override is in force", err=True)
     return 0
 

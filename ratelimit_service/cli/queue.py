@@ -46,22 +46,22 @@ def queue(domain: str, as_json: bool, admin: AdminClient) -> int:
 def _lines(answer: Any) -> Iterator[str]:
     if not answer["queues"]:
         yield "no rule has a queue: write on_limit: enqueue beside its rate_limit"
-    for queued in answer["queues"]:
-        gone = queued.get("no_rule", False)
-        where = "no rule has it any more" if gone else queued["source"]
-        yield f"{queued['domain']}: rule {queued['rule']} ({where})"
-        if "unknown" in queued:
-            yield f"  {queued['unknown']}"
+    for entry in answer["queues"]:
+        gone = entry.get("no_rule", False)
+        where = "no rule has it any more" if gone else entry["source"]
+        yield f"{entry['domain']}: rule {entry['rule']} ({where})"
+        if "unknown" in entry:
+            yield f"  {entry['unknown']}"
             continue
         ages = ""
-        if queued["oldest_seconds"] is not None:
-            oldest, newest = (_age(queued[f"{name}_seconds"]) for name in ("oldest", "newest"))
+        if entry["oldest_seconds"] is not None:
+            oldest, newest = (_age(entry[f"{name}_seconds"]) for name in ("oldest", "newest"))
             ages = f", the oldest {oldest} old, the newest {newest}"
-        waiting = f"{queued['length']} of {count(answer['most'], 'request')} at most"
-        yield f"  {waiting}{ages}; {queued['dropped']} dropped"
-        yield f"  stream {queued['key']} in {queued['shard']}"
+        waiting = f"{entry['length']} of {count(answer['most'], 'request')} at most"
+        yield f"  {waiting}{ages}; {entry['dropped']} dropped"
+        yield f"  stream {entry['key']} in {entry['shard']}"
         if gone:
-            keys = " ".join(shlex.quote(f"{queued['key']}{part}") for part in ("", ".dropped"))
+            keys = " ".join(shlex.quote(f"{entry['key']}{part}") for part in ("", ".dropped"))
             yield f"  let workers empty it, then remove it: redis-cli DEL {keys}"
     if answer.get("unlisted"):
         yield f"queues of rules that are gone are not known: {answer['unlisted']}"

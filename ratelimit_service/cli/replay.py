@@ -103,7 +103,7 @@ def replay(
     with ExitStack() as stack:
         opened = [Log(path, stack, readers.reader_of) for path in logs]
         _play(played, merged([log.blocks() for log in opened]), opened)
-    unread = _tell_unread(opened)
+    unread = _say_unread(opened)
     notes = list(dict.fromkeys(note for log in opened for note in log.notes()))
     if unread:
         notes.append(f"left out because unreadable: {count(unread, 'line')}")
@@ -179,7 +179,7 @@ def _bar(opened: Sequence[Log]) -> Callable[[int], None]:
     return show
 
 
-def _tell_unread(opened: Sequence[Log]) -> int:
+def _say_unread(opened: Sequence[Log]) -> int:
     """Says which lines could not be read, the first ones of each log; returns how many."""
     for log in opened:
         lines = log.lines

@@ -126,21 +126,20 @@ class FedProcess:
 
     def __init__(
         self,
-        module: str,
+        start: Callable[[], ChildProcess],
         first: bytes,
         on_line: Callable[[bytes], None],
         on_pause: Callable[[float, str], None],
         end_seconds: float,
         on_ended: Callable[[], None] = lambda: None,
-        environment: Mapping[str, str] = {},
-        inherited: Sequence[int] = (),
     ) -> None:
         """Each process gets `first` before all else. `on_line` takes what it says, line by line.
 
-        `on_ended` is called whenever one has ended, and `on_pause` with the seconds until the next
-        one, and why. At last it may take `end_seconds` to work off what it was given.
+        `start` is called in a thread, `on_ended` whenever one has ended, and `on_pause` with the
+        seconds until the next one, and why. At last it may take `end_seconds` to work off what it
+        was given.
         """
-        self._start = lambda: start(module, subprocess.DEVNULL, environment, inherited)
+        self._start = start
         self._first = first
         self._on_line = on_line
         self._on_pause = on_pause

@@ -18,7 +18,7 @@ from functools import partial
 from ratelimit_service import __version__, compiled
 from ratelimit_service.decision_log.process import LogProcess
 from ratelimit_service.errors import RateLimitError, RulesError, TransportError
-from ratelimit_service.http import HttpPort, Operating
+from ratelimit_service.http import HttpPort, Operating, Shown
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.net import listening
 from ratelimit_service.net.accepting import ConnectionLimiter
@@ -40,7 +40,7 @@ from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.process import collect, spare_the_old
-from ratelimit_service.runtime.signals import Signals, hold_signals, log, told_to_end
+from ratelimit_service.runtime.signals import Signals, end_requested, hold_signals, log
 from ratelimit_service.runtime.sole_worker import (
     cannot_restart,
     keeps_counters,
@@ -159,7 +159,7 @@ class _Supervisor:
 
     async def run(self, former: Handover | None) -> int:
         """Serves until a signal ends it; returns the exit code."""
-        if former is not None and _told_to_end(former):
+        if former is not None and _end_was_requested(former):
             self._signals.end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._otlp.running())
@@ -224,7 +224,7 @@ class _Supervisor:
             await self._serve_http(stack)
             await self._follow_changes(stack)
             await self._signals.or_ended(self._rules.begin())
-            if self._signals.told_to_end:
+            if self._signals.end_requested:
                 return False
         if not (self._settings.workers or why_one_worker(self._settings)):
             number, why = self._count, usable_cpus().why
@@ -234,7 +234,7 @@ class _Supervisor:
         try:
             await self._workers.start()
         except RateLimitError:
-            if self._signals.told_to_end:  # and so were they, as by systemd
+            if self._signals.end_requested:  # and so were they, as by systemd
                 return False
             raise
         try:
@@ -260,7 +260,7 @@ class _Supervisor:
         await stack.enter_async_context(watched(self._rules))
         await stack.enter_async_context(
             self._certificates.watched(
-                self._workers.tell_tls, self._http_port.renew, self._admin.renew
+                self._workers.send_tls, self._http_port.renew, self._admin.renew
             )
         )
 
@@ -288,11 +288,11 @@ class _Supervisor:
             self._health.enter(Phase.SERVING)
             await self._serve_http(stack)
             await self._signals.or_ended(asyncio.sleep(_AGAIN_SECONDS))
-            if self._signals.told_to_end:
+            if self._signals.end_requested:
                 return None
 
     async def _rules_changed(self) -> None:
-        await self._workers.tell_rules()
+        await self._workers.send_rules()
 
     # Connections
 
@@ -322,7 +322,7 @@ class _Supervisor:
         self._restart.under_way = True
         command = [*handover.successor_command(), "--check"]
         why = await asyncio.to_thread(aside, partial(_why_not, command))
-        if self._signals.told_to_end:
+        if self._signals.end_requested:
             return
         if why:
             self._restart_failed(why)
@@ -368,7 +368,7 @@ class _Supervisor:
                 counts=counts,
                 rules=None if rules is None else dict(rules),
                 restarts=self._restart.count,
-                ended=self._signals.told_to_end,
+                ended=self._signals.end_requested,
                 noted=noted,
             )
         )
@@ -413,9 +413,7 @@ class _Supervisor:
             self._workers.decide,
             self._health,
             self._stats,
-            lambda: self._rules.snapshot,
-            render,
-            self._processes,
+            Shown(lambda: self._rules.snapshot, render, self._processes),
         )
 
     async def _collected(self, pages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -437,9 +435,9 @@ class _Supervisor:
         }
 
 
-def _told_to_end(former: Handover) -> bool:
+def _end_was_requested(former: Handover) -> bool:
     """Whether the service was told to end while its former image was handing over."""
-    since = "noted" in former and told_to_end(former["noted"])
+    since = "noted" in former and end_requested(former["noted"])
     return since or former["ended"]
 
 

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from ratelimit_service.runtime.channel import (
     receive_connections,
 )
 from ratelimit_service.runtime.deciding import deciding
-from ratelimit_service.runtime.process import collect, run, spare_the_old
+from ratelimit_service.runtime.process import Tasks, collect, run, spare_the_old
 from ratelimit_service.service import CallOrigin, Refusal, Service
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
@@ -118,7 +118,7 @@ class _Worker:
         """Connections that have ended since our last beat. Their numbers are by the order in which
         they were handed over."""
         self._heartbeat_due = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(_fail)
 
     async def work(self, messages: socket.socket) -> int:
         """Works until it is told to end; returns the exit code."""
@@ -138,7 +138,7 @@ class _Worker:
         return 0
 
     async def _serve(self, settings: Settings) -> None:
-        self._do(self._take_rules())
+        self._tasks.start(self._take_rules())
         await _first(self._ruled, self._ending)
         if self._ending.done():
             return
@@ -232,21 +232,23 @@ class _Worker:
             how = json.loads(payload)
             self._end(Phase.DRAINING if how["draining"] else Phase.LEAVING, how["grace_us"])
         elif kind == MessageKind.REPORT:
-            self._do(self._report(payload))
+            self._tasks.start(self._report(payload))
         elif kind == MessageKind.DECIDE:
-            self._do(self._decide(payload[:4], payload[4:]))
+            self._tasks.start(self._decide(payload[:4], payload[4:]))
         elif kind == MessageKind.QUESTION:
-            self._do(self._answer(payload[:4], payload[4:]))
+            self._tasks.start(self._answer(payload[:4], payload[4:]))
         elif kind == MessageKind.DECIDE_FOR:
             number, size = payload[:4], int.from_bytes(payload[4:8], "big")
             peer, pairs = json.loads(payload[8 : 8 + size])
             headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
-            self._do(self._decide(number, payload[8 + size :], [CallOrigin(peer, headers)]))
+            self._tasks.start(
+                self._decide(number, payload[8 + size :], [CallOrigin(peer, headers)])
+            )
 
     def _renew(self, tls: TLS | None) -> None:
         self._tls = tls
         if self._server is not None and tls is not None:
-            self._do(self._server.renew(tls))
+            self._tasks.start(self._server.renew(tls))
 
     def _lost(self) -> None:
         """Ends, because the supervisor is gone: nobody else would give us connections."""
@@ -377,16 +379,10 @@ class _Worker:
         )
         self._channel.send(MessageKind.REPORTED, number)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.critical("a fault of this worker: please report this", exc_info=error)
-            os._exit(1)  # the supervisor starts another
+def _fail(error: BaseException) -> None:
+    log.critical("a fault of this worker: please report this", exc_info=error)
+    os._exit(1)  # the supervisor starts another
 
 
 def _resident_bytes() -> int:

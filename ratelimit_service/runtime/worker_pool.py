@@ -32,7 +32,7 @@ class WorkerPool:
     """Workers that can be asked; who starts them fills the list."""
 
     def __init__(self) -> None:
-        self._all: list[WorkerProcess] = []
+        self.processes: list[WorkerProcess] = []
         self._collecting: asyncio.Task[None] | None = None
         self._collecting_next: asyncio.Task[None] | None = None
         """The report that workers make now, and the one after it for who has come meanwhile."""
@@ -46,7 +46,9 @@ class WorkerPool:
 
     async def ask(self, question: bytes) -> bytes:
         """The answer of one worker that is well to a question of the admin listener."""
-        able = [worker for worker in self._all if worker.serves and worker.version == __version__]
+        able = [
+            worker for worker in self.processes if worker.serves and worker.version == __version__
+        ]
         if not able:
             return unanswered("no worker serves: see the log", StatusCode.UNAVAILABLE)
         return await self._ask(min(able, key=lambda worker: worker.silent), question)
@@ -55,7 +57,7 @@ class WorkerPool:
         """The answers of all workers; one that does not answer says so, unless it has ended."""
         able = [
             worker
-            for worker in self._all
+            for worker in self.processes
             if worker.ready.is_set() and not worker.lost.is_set() and worker.version == __version__
         ]
         answers = await asyncio.gather(*(self._ask(worker, question) for worker in able))
@@ -90,7 +92,7 @@ class WorkerPool:
             self._collecting = None
 
     async def _collect(self) -> None:
-        able = [one for one in self._all if one.ready.is_set() and one.version == __version__]
+        able = [one for one in self.processes if one.ready.is_set() and one.version == __version__]
         if not all(await asyncio.gather(*(self._report(worker) for worker in able))):
             log.warning("a worker did not say in time what it has counted")
 
@@ -103,7 +105,7 @@ class WorkerPool:
         return True
 
     async def _decide(self, body: bytes, caller: CallOrigin | None) -> Answer:
-        serving = [worker for worker in self._all if worker.serves]
+        serving = [worker for worker in self.processes if worker.serves]
         if not serving:
             return Refusal(StatusCode.UNAVAILABLE, "no worker serves: see the log")
         worker = min(serving, key=lambda worker: worker.connections.load)

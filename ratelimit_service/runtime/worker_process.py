@@ -18,6 +18,7 @@ from typing import Final, Literal, NotRequired, TypedDict
 
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.eventloop.clock import elapsed_us, now_us
+from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.runtime.channel import (
     Channel,
     Lost,
@@ -270,6 +271,11 @@ class WorkerProcess:
     def age_us(self) -> int:
         """For how long this program image has known it."""
         return elapsed_us() - self._born_us
+
+    def figures(self) -> WorkerFigures:
+        """What metrics show of it."""
+        cpu_us, resident_bytes = self.reported.cpu_us, self.reported.resident_bytes
+        return WorkerFigures(self.number, self.connections.load, cpu_us, resident_bytes)
 
     def described(self) -> dict[str, object]:
         """What `/processes` shows."""

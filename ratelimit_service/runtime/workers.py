@@ -13,10 +13,10 @@ import json
 import logging
 import pickle
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from ratelimit_service import __version__
 from ratelimit_service.errors import RateLimitError
@@ -27,6 +27,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Taken
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import HEARTBEAT_SECONDS, MessageKind
+from ratelimit_service.runtime.process import Tasks
 from ratelimit_service.runtime.rule_messages import RuleMessages, TypedMessage
 from ratelimit_service.runtime.sole_worker import keeps_counters, why_one_worker
 from ratelimit_service.runtime.worker_pool import WorkerPool
@@ -115,13 +116,13 @@ class Workers(WorkerPool):
         self._live_counters = 0
         self.port = 0
         """That a worker has opened itself, over grpcio; 0 if none has."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(_fail)
 
     # Starting and ending
 
     async def start(self) -> None:
         """Starts all workers. Raises RateLimitError with a worker's reason if it cannot start."""
-        self._do(self._watch_heartbeats())
+        self.tasks.start(self._watch_heartbeats())
         try:
             started = [await self._spawn(number) for number in range(1, self._count + 1)]
         except RateLimitError:
@@ -135,7 +136,7 @@ class Workers(WorkerPool):
 
     async def adopt(self, inherited: Sequence[Inherited]) -> None:
         """Takes over the workers of this process's former program image."""
-        self._do(self._watch_heartbeats())
+        self.tasks.start(self._watch_heartbeats())
         for former in inherited:
             worker = WorkerProcess.adopt(former)
             for peer in worker.connections.peers.values():
@@ -148,18 +149,20 @@ class Workers(WorkerPool):
         Workers that are just starting, or take no messages, are not handed over.
         """
         self._stopping = True
-        for worker in list(self._all):
+        for worker in list(self.processes):
             if not await worker.silenced():
                 log.error("worker %d (pid %d) hung and was killed", worker.number, worker.pid)
                 self._totals.stats.worker_ends["hung"] += 1
-        while away := [one for one in self._all if one.lost.is_set() or not one.ready.is_set()]:
+        while away := [
+            one for one in self.processes if one.lost.is_set() or not one.ready.is_set()
+        ]:
             for worker in away:
                 if not worker.lost.is_set():
                     worker.kill()
                 await worker.ended.wait()
-        for worker in self._all:
+        for worker in self.processes:
             worker.suspend()
-        return [await worker.hand_over() for worker in self._all]
+        return [await worker.hand_over() for worker in self.processes]
 
     async def replace(self) -> str:
         """Puts new workers in the place of all that there are, one after the other.
@@ -181,20 +184,20 @@ class Workers(WorkerPool):
 
     def _surplus(self) -> list[WorkerProcess]:
         """Workers that are replaced by a newer one of the same number, or not needed any more."""
-        serving = [worker for worker in self._all if worker.serves]
+        serving = [worker for worker in self.processes if worker.serves]
         newest = {worker.number: worker for worker in serving if self._needs(worker.number)}
         return [worker for worker in serving if newest.get(worker.number) is not worker]
 
     async def stop(self, grace_us: int) -> None:
         """Lets all workers finish for at most so long, then ends them."""
         self._stopping = True
-        for worker in self._all:
+        for worker in self.processes:
             worker.leave(grace_us, draining=True)
         try:
             async with asyncio.timeout(grace_us / 1_000_000 + SLACK_SECONDS):
                 await self._all_ended()
         except TimeoutError:
-            for worker in self._all:
+            for worker in self.processes:
                 log.error(  # noqa: TRY400 - a traceback of ours says nothing of the worker
                     "worker %d (pid %d) did not end in time and was killed",
                     worker.number,
@@ -206,11 +209,11 @@ class Workers(WorkerPool):
     def kill(self) -> None:
         """Ends all workers at once."""
         self._stopping = True
-        for worker in self._all:
+        for worker in self.processes:
             worker.kill()
 
     async def _all_ended(self) -> None:
-        for worker in list(self._all):
+        for worker in list(self.processes):
             await worker.ended.wait()
 
     # What they do
@@ -218,14 +221,14 @@ class Workers(WorkerPool):
     @property
     def serving(self) -> int:
         """How many workers take connections."""
-        return sum(worker.serves for worker in self._all)
+        return sum(worker.serves for worker in self.processes)
 
     def give(self, connection: socket.socket, peer: str) -> bool:
         """Hands a connection to the worker with the fewest; returns whether one took it.
 
         A worker that is silent, or will be replaced, gets connections only if there is no other.
         """
-        serving = [worker for worker in self._all if worker.serves]
+        serving = [worker for worker in self.processes if worker.serves]
         healthy = [
             worker
             for worker in serving
@@ -239,32 +242,23 @@ class Workers(WorkerPool):
             return True
         return False
 
-    async def tell_rules(self) -> None:
+    async def send_rules(self) -> None:
         """Sends the rules of now to all workers, also to those that start later."""
         rules = await self._rules.add(self._totals.book.snapshot)
-        for worker in self._all:
+        for worker in self.processes:
             if worker.version == __version__:
-                self._tell_rules_to(worker, rules)
+                self._send_rules_to(worker, rules)
 
-    async def tell_tls(self, tls: TLS) -> None:
+    async def send_tls(self, tls: TLS) -> None:
         """Sends the content of the gRPC port's TLS files to all workers, also to later ones."""
         self._tls = tls
-        for worker in self._all:
+        for worker in self.processes:
             if worker.version == __version__:
                 worker.send(MessageKind.TLS, pickle.dumps(tls))
 
     def figures(self) -> list[WorkerFigures]:
         """What metrics show of each worker that is not about to end."""
-        return [
-            WorkerFigures(
-                worker.number,
-                worker.connections.load,
-                worker.reported.cpu_us,
-                worker.reported.resident_bytes,
-            )
-            for worker in self._all
-            if worker.serves
-        ]
+        return [worker.figures() for worker in self.processes if worker.serves]
 
     def live_counters(self) -> int:
         """How many counters are in the memory of workers."""
@@ -272,7 +266,7 @@ class Workers(WorkerPool):
 
     def described(self) -> list[dict[str, object]]:
         """What `/processes` shows of every worker."""
-        return [worker.described() for worker in self._all]
+        return [worker.described() for worker in self.processes]
 
     # One worker's life
 
@@ -282,10 +276,10 @@ class Workers(WorkerPool):
         return worker
 
     async def _open(self, worker: WorkerProcess) -> None:
-        self._all.append(worker)
-        self._do(self._see_off(worker))
+        self.processes.append(worker)
+        self.tasks.start(self._see_off(worker))
         # Who waits for this may be told to stop, in the midst of a restart that is broken off.
-        await asyncio.shield(self._do(worker.listen(partial(self._received, worker))))
+        await asyncio.shield(self.tasks.start(worker.listen(partial(self._received, worker))))
 
     async def _see_off(self, worker: WorkerProcess) -> None:
         """Waits for a worker's end, and has another take its place."""
@@ -293,13 +287,13 @@ class Workers(WorkerPool):
         self._overall.hold(self.serving, stopping=self._stopping)
         self._listeners.changed()
         await worker.exited()
-        self._all.remove(worker)  # first, because its pid could soon belong to another process
+        self.processes.remove(worker)  # first, because its pid could soon belong to another process
         ended = worker.bury()
         for peer in worker.connections.peers.values():
             self._limiter.leave(peer)
         if self._stopping:
             return
-        self._overall.sum_up(worker.reported.faults for worker in self._all)
+        self._overall.sum_up(worker.reported.faults for worker in self.processes)
         if worker.ready.is_set() or worker.why == "hung":
             self._totals.stats.worker_ends[worker.why] += 1
         if worker.why == "replaced":
@@ -350,7 +344,7 @@ class Workers(WorkerPool):
 
     def _successor(self, number: int) -> WorkerProcess | None:
         """The worker of this number that is to stay; it may just be starting."""
-        for worker in self._all:
+        for worker in self.processes:
             if worker.number == number and not worker.leaving and not worker.outgoing:
                 return worker
         return None
@@ -363,7 +357,7 @@ class Workers(WorkerPool):
         """
         while not self._stopping:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            for worker in self._all:
+            for worker in self.processes:
                 worker.silent += 1
                 bound = (
                     _SILENT_HEARTBEATS
@@ -391,7 +385,7 @@ class Workers(WorkerPool):
 
     def _look(self) -> None:
         """Says in health how many workers are missing."""
-        healthy = sum(worker.serves and not worker.missed for worker in self._all)
+        healthy = sum(worker.serves and not worker.missed for worker in self.processes)
         self._overall.look(healthy, stopping=self._stopping)
 
     # What they say
@@ -419,7 +413,7 @@ class Workers(WorkerPool):
         elif kind == MessageKind.DECISIONS:
             self._listeners.decisions(payload)
         elif kind == MessageKind.LEAVING:
-            self._do(self._let_leave(worker))
+            self.tasks.start(self._let_leave(worker))
 
     def _note_heartbeat(self, worker: WorkerProcess, heartbeat: Heartbeat) -> None:
         worker.silent = 0
@@ -434,7 +428,7 @@ class Workers(WorkerPool):
         self._totals.stats.overrides = heartbeat.get("overrides", {})
         self._overall.note(heartbeat.get("notes", {}))
         if worker.reported.faults != former:
-            self._overall.sum_up(worker.reported.faults for worker in self._all)
+            self._overall.sum_up(worker.reported.faults for worker in self.processes)
 
     def _welcome(self, worker: WorkerProcess, version: str) -> None:
         worker.version = version
@@ -445,9 +439,9 @@ class Workers(WorkerPool):
             return
         worker.send(MessageKind.TLS, pickle.dumps(self._tls))
         worker.send(MessageKind.SETTINGS, pickle.dumps((worker.number, self._settings)))
-        self._tell_rules_to(worker, self._rules.messages)
+        self._send_rules_to(worker, self._rules.messages)
 
-    def _tell_rules_to(self, worker: WorkerProcess, rules: Sequence[TypedMessage]) -> None:
+    def _send_rules_to(self, worker: WorkerProcess, rules: Sequence[TypedMessage]) -> None:
         for kind, payload in rules:
             worker.send(kind, payload)
 
@@ -483,13 +477,6 @@ class Workers(WorkerPool):
         if taken := counts.get("counters"):
             self._totals.stats.add(taken)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.critical("a fault of the supervisor: please report this", exc_info=error)
+def _fail(error: BaseException) -> None:
+    log.critical("a fault of the supervisor: please report this", exc_info=error)

@@ -39,7 +39,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from ratelimit_service import __version__
 from ratelimit_service.processes.pipes import read_frame_at_once
 
-__all__ = ["main"]
+__all__ = ["LogHandler", "main"]
 
 _NAME = "ratelimit_service"
 _SERVICE = "ratelimit"
@@ -57,7 +57,7 @@ _MOST_SAID = 1_000
 _SHORT_DELAY_MS = "1000"
 
 
-class _LogHandler(logging.Handler):
+class LogHandler(logging.Handler):
     """Hands what the library logs to the parent, a line of JSON each."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -232,7 +232,7 @@ def main() -> None:
     """The process: it ends when its parent hangs up, once all is sent."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are meant for its parent
-    logging.basicConfig(level=logging.WARNING, handlers=[_LogHandler()])
+    logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     logging.getLogger(trace.TraceState.__module__).setLevel(logging.ERROR)  # callers' headers
     try:
         _run(sys.stdin.buffer)

@@ -14,7 +14,7 @@ from typing import Final
 
 from ratelimit_service import wire
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.model import Code, Descriptor, Hit
 from ratelimit_service.service import CallOrigin, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
@@ -44,9 +44,10 @@ class Spans:
         settings: Settings,
         send: Callable[[bytes], None],
         shard_of: Callable[[Hit], str],
+        clock: Clock = elapsed_us,
     ) -> None:
         """`send` takes a list in JSON, `shard_of` says which server has a counter, if any."""
-        self._budget = Budget(settings.otel_spans_per_second)
+        self._budget = Budget(settings.otel_spans_per_second, clock)
         self._ratio = settings.otel_sampling_ratio
         self._values = settings.otel_values
         self._store = settings.store.partition(":")[0]

@@ -74,7 +74,6 @@ def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, J
         raise BadRequestError(
             "json", f"{_NONE} it has more than {_MAX_MARKS:,} objects, lists, names and values"
         )
-    where = ""
     try:
         whole = _whole if _MANY_DIGITS in text.translate(_ZEROS) else None
         decoder = json.JSONDecoder(
@@ -87,26 +86,34 @@ def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, J
         yield
         if not isinstance(parsed, list):
             return JsonRequests([(yield from _serialized(parsed, refunds))], False)
-        _check_batch(parsed)
-        requests = []
-        for index, item in enumerate(parsed):
-            where = f"[{index}]: "
+    except _WRONG as error:
+        raise _refusal(error) from error
+    _check_batch(parsed)
+    requests = []
+    for index, item in enumerate(parsed):
+        try:
             requests.append((yield from _serialized(item, refunds)))
-    except BadRequestError as error:
-        if not where:
-            raise
-        raise BadRequestError(error.reason, f"{where}{error}", error.code) from error
-    except UnicodeError as error:
-        raise BadRequestError("json", f"{_NONE} {where}it has text that is no UTF-8") from error
-    except json.JSONDecodeError as error:
-        problem = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        raise BadRequestError("json", f"{_NONE} {where}it is no JSON: {problem}") from error
-    except RecursionError as error:
-        raise BadRequestError("json", f"{_NONE} {where}it is nested too deep") from error
-    except (ParseError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BadRequestError("json", f"{_NONE} {where}{reason}") from error
+        except _WRONG as error:
+            raise _refusal(error, f"[{index}]: ") from error
     return JsonRequests(requests, True)
+
+
+_WRONG: Final = (BadRequestError, UnicodeError, RecursionError, ParseError, ValueError)
+
+
+def _refusal(error: Exception, where: str = "") -> BadRequestError:
+    """What a caller is told of what is wrong in a body, or in the request of a list."""
+    if isinstance(error, BadRequestError):
+        return BadRequestError(error.reason, f"{where}{error}", error.code)
+    if isinstance(error, UnicodeError):
+        reason = "it has text that is no UTF-8"
+    elif isinstance(error, json.JSONDecodeError):
+        reason = f"it is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+    elif isinstance(error, RecursionError):
+        reason = "it is nested too deep"
+    else:
+        reason = " ".join(str(error).split())
+    return BadRequestError("json", f"{_NONE} {where}{reason}")
 
 
 def _marks(text: bytes) -> int:

@@ -95,7 +95,7 @@ class _Client:
         self._received = False
         """Whether something has come on this stream."""
         self._nacked_us = -_NACK_US
-        self._unasked = LogThrottle(_SAY_AGAIN_US)
+        self._unrequested = LogThrottle(_SAY_AGAIN_US)
         """When the log last said that something came that nobody has asked for."""
         self._why = "it has not answered yet"
         self._away: asyncio.TimerHandle | None = None
@@ -177,7 +177,7 @@ class _Client:
                 raise _LostError(f"what it sends is no DiscoveryResponse: {error}") from error
             if response.type_url == TYPE_URL:
                 return response
-            if self._unasked.take():
+            if self._unrequested.take():
                 kind = response.type_url[:_MOST_SHOWN]
                 text = f"{self._location} sends {kind!r}, which nobody has asked for"
                 await self._log(logging.WARNING, text)
@@ -270,7 +270,7 @@ class _Client:
         """Nothing comes: if that goes on, the parent is told."""
         if self._away is None:
             loop = asyncio.get_running_loop()
-            self._away = loop.call_later(self._task["away_seconds"], self._tell_away)
+            self._away = loop.call_later(self._task["away_seconds"], self._report_away)
 
     def _report_early(self) -> None:
         """Says once, soon after the start, that nothing has come yet, and why."""
@@ -279,7 +279,7 @@ class _Client:
             text = f"nothing has come from {self._location} yet: {self._why}; it goes on asking"
             _say([_head(kind="log", level=logging.WARNING, text=text)])
 
-    def _tell_away(self) -> None:
+    def _report_away(self) -> None:
         _say([_head(kind="away", why=self._why)])
         self._away = None
         self._doubt()

@@ -47,4 +47,6 @@ def restarts(service: ServiceProcess) -> int:
 
 def stand_in(workers: WorkerPool, *these: WorkerProcess) -> None:
     """Puts workers without a process in the place of those that `start` would spawn."""
-    workers._all = [*these]  # what is spawned instead would take seconds, and choose its moments
+    workers.processes = [
+        *these
+    ]  # what is spawned instead would take seconds, and choose its moments

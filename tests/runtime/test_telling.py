@@ -28,7 +28,7 @@ FILES, RULES = 8, 200
 CHANGES = 24
 
 
-class Told(WorkerProcess):
+class Assembling(WorkerProcess):
     """A worker that puts together what it is told."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ async def test_changes_reach_early_and_late_workers() -> None:
         ConnectionLimiter(),
         Listeners(),
     )
-    early = Told()
+    early = Assembling()
     early.version = __version__
     stand_in(workers, early)
     files = dict.fromkeys(range(FILES), 1)
@@ -77,9 +77,9 @@ async def test_changes_reach_early_and_late_workers() -> None:
         versions = [_file(number, requests) for number, requests in files.items()]
         built = build(versions, Tallies, strict=True, former=former)
         book.swap(built.domains, frozenset())
-        await workers.tell_rules()
-        late = Told()
-        workers._welcome(late, __version__)
+        await workers.send_rules()
+        late = Assembling()
+        workers._welcome(late, __version__)  # its HELLO would need a process
         late.close()
 
         assert early.rules == late.rules == {f"d{name}": of for name, of in files.items()}
@@ -101,9 +101,9 @@ def _file(number: int, requests: int) -> Version:
 
 async def test_many_changes_of_a_worker_are_told_together() -> None:
     """However often a worker's state changes in a moment, it tells of it once."""
-    heard: list[int] = []
+    received: list[int] = []
     ours, its, connections, others = (*socket.socketpair(), *socket.socketpair())
-    supervisor = await Channel.open(ours, lambda kind, _: heard.append(kind), lambda: None)
+    supervisor = await Channel.open(ours, lambda kind, _: received.append(kind), lambda: None)
     worker = _Worker(connections)  # none of its process: what it is told when is the test's
     worker._channel = await Channel.open(its, lambda _kind, _payload: None, lambda: None)
 
@@ -116,8 +116,8 @@ async def test_many_changes_of_a_worker_are_told_together() -> None:
             await asyncio.sleep(0)
     await rounds()
 
-    assert set(heard) == {MessageKind.HEARTBEAT}
-    assert len(heard) <= 1 + (elapsed_us() - started) // 10_000
+    assert set(received) == {MessageKind.HEARTBEAT}
+    assert len(received) <= 1 + (elapsed_us() - started) // 10_000
     for each in (supervisor, worker._channel):
         each.close()
     for end in (connections, others):
