@@ -227,7 +227,7 @@ class Service:
             effort.bounded = False
         if planning.unfinished:
             planning.unfinished = False
-            later = partial(self._plan_on, batch, planned, snapshot, effort.found)
+            later = partial(self._plan_on, batch, planned, snapshot, effort.results)
             shared_scheduler().go_on(later)
             return
         self._charge_planned(batch, planned, steered)
