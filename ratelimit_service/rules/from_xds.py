@@ -156,7 +156,10 @@ class FromXds(RuleSource):
 
     def judged(self, content: SourceContent, verdict: FileProblems) -> None:
         """Lets the client tell the server; what is wrong with the overlay is not its business."""
-        if self._read is None or self._read[0] is not content or self._client_input is None:
+        if self._read is None or self._client_input is None:
+            return
+        latest, stamp = self._read
+        if latest is not content:
             return
         problems = [
             problem
@@ -165,7 +168,7 @@ class FromXds(RuleSource):
             if (name or problem.source.file).startswith(self.location)
         ]
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, self._send_verdict, self._client_input, self._read[1], problems)
+        loop.run_in_executor(None, self._send_verdict, self._client_input, stamp, problems)
 
     def _send_verdict(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
         """In a thread, since they may be many, and the pipe full."""
