@@ -297,12 +297,12 @@ def _idle_queue(rule: Rule) -> Iterator[Problem]:
 def _gaps(rule: Rule) -> Iterator[Problem]:
     """Times at which none of a rule's limits holds, though several share the week out."""
     schedules = [limit.schedule for limit in rule.limits if limit.schedule is not None]
-    zones = {each.time_zone for each in schedules}
+    zones = {schedule.time_zone for schedule in schedules}
     if len(schedules) < len(rule.limits) or len(schedules) < _SEVERAL or len(zones) > 1:
         return
     held = bytearray(_WEEK)
-    for each in schedules:
-        _mark(each, held)
+    for schedule in schedules:
+        _mark(schedule, held)
     begin = held.find(0)
     if begin < 0:
         return

@@ -288,21 +288,23 @@ def _reported(name: str, problems: Sequence[Problem], *, strict: bool) -> tuple[
     """
     if len(problems) <= MAX_REPORTED:
         return tuple(problems)
-    by_weight = sorted(problems, key=lambda each: (not each.fatal(strict=strict), each.hint))
+    by_weight = sorted(
+        problems, key=lambda problem: (not problem.fatal(strict=strict), problem.hint)
+    )
     shown, rest = by_weight[:MAX_REPORTED], by_weight[MAX_REPORTED:]
     more = Problem(
         Source(name),
         "",
         f"and {count(len(rest), 'more problem')}: `ratelimit lint` shows all",
         "more",
-        all(each.tolerated for each in rest),
-        all(each.hint for each in rest),
+        all(problem.tolerated for problem in rest),
+        all(problem.hint for problem in rest),
     )
     return (*shown, more)
 
 
 def _revision(files: Iterable[FileReport]) -> str:
-    digests = sorted(each.digest for each in files if each.digest)
+    digests = sorted(file.digest for file in files if file.digest)
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:_REVISION_DIGITS]
 
 

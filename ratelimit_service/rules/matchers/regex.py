@@ -288,16 +288,16 @@ def _growing_together(patterns: Sequence[Regex]) -> Iterator[tuple[int, Regex]]:
     beginnings: dict[str, int] = {}
     most, worst = 0, patterns[0]
     texts: list[str] = []
-    for each in patterns:
-        text = _beginning(each.text)
-        beginnings[text] = beginnings.get(text, 0) + each.size
+    for pattern in patterns:
+        text = _beginning(pattern.text)
+        beginnings[text] = beginnings.get(text, 0) + pattern.size
         texts.append(text)
         if len(texts) % _AT_ONCE == 0:
             yield most, worst
-    for number, (each, text) in enumerate(zip(patterns, texts, strict=True), 1):
+    for number, (pattern, text) in enumerate(zip(patterns, texts, strict=True), 1):
         size = sum(beginnings.get(text[:end], 0) for end in range(len(text) + 1))
         if size > most:
-            most, worst = size, each
+            most, worst = size, pattern
         if number % _AT_ONCE == 0:
             yield most, worst
     yield most, worst
