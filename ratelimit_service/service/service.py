@@ -58,9 +58,6 @@ _SHORT_HITS: Final = 64
 """A request of more hits takes two turns of the loop: it is planned in one, charged and answered in
 another. A store that waits makes that pause by itself."""
 
-_LONG_HITS: Final = 512
-"""A request of more hits is answered in a turn of its own, too."""
-
 
 class Service:
     """Decides batches of serialized requests."""
@@ -199,7 +196,7 @@ class Service:
         told = None if origins is None else [origins[place] for place in places]
         batch = _Batch(done, denied, elapsed_us(), told, 0)
         batch.asked, batch.traced = asked, self.telling.choose(told)
-        self._settled(batch, known, in_own_turn=True)
+        self._settled(batch, known)
         for place, answer in zip(places, given, strict=False):
             answers[place] = answer
         return answers
@@ -333,13 +330,8 @@ class Service:
         """Counts and logs a fault of ours; returns what its request is answered."""
         return self._faults.request(error)
 
-    def _settled(
-        self, batch: _Batch, charged: Sequence[Settled], *, in_own_turn: bool = False
-    ) -> None:
+    def _settled(self, batch: _Batch, charged: Sequence[Settled]) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
-        if not in_own_turn and len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
-            shared_scheduler().go_on(partial(self._settled, batch, charged, in_own_turn=True))
-            return
         if batch.finished:
             if batch.failed:  # it was refused when the store failed
                 self._give_back(batch, charged, ())

@@ -20,6 +20,7 @@ import yaml
 
 from ratelimit_service.grpc.h2 import limits
 from ratelimit_service.http import connections
+from ratelimit_service.limiter import MAX_LIMITS
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
 from ratelimit_service.net.channel import READ_BYTES
 from ratelimit_service.observability.health import Health
@@ -324,6 +325,7 @@ def test_bounds_of_requests() -> None:
         f"of them, {request.MAX_DOMAIN:,} characters of domain or "
         f"{limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
     ) in operations()
+    assert f"meet more than {MAX_LIMITS} limits together" in operations()
     assert (
         "connections, in all and of one address | "
         f"{connections.MAX_CONNECTIONS} and {connections.MAX_CONNECTIONS_PER_PEER} |"

@@ -109,21 +109,37 @@ descriptors:
 """
 
 
-async def test_a_thousand_hits_are_answered_in_a_turn_of_their_own(tmp_path: Path) -> None:
-    """A request of many limits is planned, charged and answered in three turns."""
+def users(count: int, addend: int | None) -> Request:
+    found = tuple(
+        Descriptor((Entry("user", f"{each}"),), hits_addend=addend) for each in range(count)
+    )
+    return Request("edge", found)
+
+
+@pytest.mark.parametrize("addend", [None, 1])
+async def test_as_many_limits_as_one_request_is_counted_on(
+    tmp_path: Path, addend: int | None
+) -> None:
+    """A request is counted on 256 limits; one of more is refused, counted nowhere and told why."""
     asking = Asking(tmp_path, FOUR)
-    store = Noting(MemoryStore(2_000, asking.stats, asking.health, asking.clock))
-    service = asking.served_by(store, asking.settings)
-    told: list[Answer] = []
 
-    service.submit([body(256)], told.extend)
-    await store.turns.until(lambda: bool(store.charged))
+    refused = [await asking.answer(users(count, addend)) for count in (65, 256)]
+    counted = await asking.answer(users(64, addend))
 
-    assert store.charged == [(1, 1_024)]
-    assert not told
-    await store.turns.until(lambda: bool(told))
-    assert isinstance(told[0], bytes)
-    assert [each.remaining for each in decode_decision(told[0]).statuses] == [8] * 256
+    assert not isinstance(counted, Refusal)
+    assert [each.remaining for each in counted.statuses] == [8] * 64
+    assert (
+        refused
+        == [
+            Refusal(
+                StatusCode.INVALID_ARGUMENT,
+                "the descriptors meet more than 256 limits together, and that is the most that one "
+                "request is counted on: send fewer descriptors, or give their rules fewer limits",
+            )
+        ]
+        * 2
+    )
+    assert asking.stats.refusals["too_many_limits"] == 2
 
 
 async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> None:
