@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -63,7 +62,7 @@ def from_json(text: bytes) -> Decision:
             dict(said.get("dynamicMetadata", {})),
             _used_up_until(said.get("quota", {})),
         )
-    except (AttributeError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+    except (AttributeError, KeyError, TypeError, RecursionError, ValueError) as error:
         raise ValueError("it is no RateLimitResponse in JSON") from error
 
 

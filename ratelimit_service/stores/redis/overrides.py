@@ -31,6 +31,7 @@ from ratelimit_service.stores.redis.audit import audited
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.store import RedisStore
 from ratelimit_service.text.display import printable
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["OverridesInRedis"]
 
@@ -444,9 +445,11 @@ def _override(text: bytes) -> Override | None:
         fields = json.loads(text) if len(text) <= _MOST_TEXT_BYTES else None
         if isinstance(fields, dict):
             return read_override(fields)
-        error: Exception = OverrideError("it is no JSON object, or a very long one")
-    except (ValueError, RecursionError, OverrideError) as cause:
-        error = cause
-    why = printable(str(error)[:_MOST_SHOWN])
+        why = "it is no JSON object, or a very long one"
+    except (ValueError, RecursionError) as error:
+        why = f"it is no JSON: {json_slip(error)}"
+    except OverrideError as error:
+        why = str(error)
+    why = printable(why[:_MOST_SHOWN])
     log.warning("an override in Redis is not in force, because it cannot be read: %s", why)
     return None
