@@ -56,7 +56,7 @@ __all__ = ["Service"]
 
 _SHORT_HITS: Final = 64
 """A request of more hits takes two turns of the loop: it is planned in one, charged and answered in
-another. A store that waits makes that pause by itself."""
+another. A store that waits makes that pause by itself, but not where overrides take some of it."""
 
 
 class Service:
@@ -296,7 +296,8 @@ class Service:
             wanted = partial(wanted_at, wanted, places)
         if charged:
             settled = partial(self._settled, batch)
-            if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
+            pauses = not self.waits or steered is not None
+            if pauses and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
                 if steered is None:
                     charge = partial(self._store.charge, charged, settled)
                 else:

@@ -143,7 +143,7 @@ async def test_as_many_limits_as_one_request_is_counted_on(
 
 
 async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> None:
-    """A large request with overrides takes as many turns as one without."""
+    """A large request with overrides takes a turn more than one without: to apply them."""
     asking, store = scene
     taken = (Entry("user", "1*"),)
     asking.service.steering.add([Override("a", OverrideKind.LIMIT, "edge", taken, T, 50)])
@@ -153,10 +153,28 @@ async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> 
 
     assert store.charged == []
     await store.turns.until(lambda: bool(told))
-    assert store.charged == [(1, 200)]
+    assert store.charged == [(2, 200)]
     assert isinstance(told[0], bytes)
     left = [each.remaining for each in decode_decision(told[0]).statuses]
     assert left == [49 if str(user).startswith("1") else 99 for user in range(200)]
+
+
+async def test_overrides_that_change_while_a_request_is_planned(scene: Scene) -> None:
+    """A ban of meanwhile holds for the same request when it comes again, at the latest."""
+    asking, store = scene
+    steering = asking.service.steering
+    steering.add([Override("a", OverrideKind.LIMIT, "edge", (Entry("user", "1*"),), T, 50)])
+    told: list[Answer] = []
+
+    asking.service.submit([body(200)], told.extend)
+    steering.add([Override("b", OverrideKind.BAN, "edge", (Entry("user", "5*"),), T)])
+    await store.turns.until(lambda: bool(told))
+    told.clear()
+    asking.service.submit([body(200)], told.extend)
+    await store.turns.until(lambda: bool(told))
+
+    assert isinstance(told[0], bytes)
+    assert decode_decision(told[0]).code is Code.OVER_LIMIT
 
 
 async def test_usual_requests_are_answered_at_once(scene: Scene) -> None:
