@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.model import Code, Descriptor, Entry, Hit, Override, OverrideKind, Request
-from ratelimit_service.service import Answer, Refusal
+from ratelimit_service.service import Answer, CallbackBatch, Refusal
 from ratelimit_service.stores import NEVER, Done, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
@@ -89,7 +89,7 @@ async def test_planned_and_charged_in_different_turns(scene: Scene) -> None:
     asking, store = scene
     told: list[Answer] = []
 
-    asking.service.submit([body(256)], told.extend)
+    asking.service.submit(CallbackBatch([body(256)], told.extend))
 
     assert store.charged == []
     await store.turns.until(lambda: bool(told))
@@ -149,7 +149,7 @@ async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> 
     asking.service.steering.add([Override("a", OverrideKind.LIMIT, "edge", taken, T, 50)])
     told: list[Answer] = []
 
-    asking.service.submit([body(200)], told.extend)
+    asking.service.submit(CallbackBatch([body(200)], told.extend))
 
     assert store.charged == []
     await store.turns.until(lambda: bool(told))
@@ -166,11 +166,11 @@ async def test_overrides_that_change_while_a_request_is_planned(scene: Scene) ->
     steering.add([Override("a", OverrideKind.LIMIT, "edge", (Entry("user", "1*"),), T, 50)])
     told: list[Answer] = []
 
-    asking.service.submit([body(200)], told.extend)
+    asking.service.submit(CallbackBatch([body(200)], told.extend))
     steering.add([Override("b", OverrideKind.BAN, "edge", (Entry("user", "5*"),), T)])
     await store.turns.until(lambda: bool(told))
     told.clear()
-    asking.service.submit([body(200)], told.extend)
+    asking.service.submit(CallbackBatch([body(200)], told.extend))
     await store.turns.until(lambda: bool(told))
 
     assert isinstance(told[0], bytes)
@@ -182,7 +182,7 @@ async def test_usual_requests_are_answered_at_once(scene: Scene) -> None:
     asking, store = scene
     told: list[Answer] = []
 
-    asking.service.submit([body(2)] * 40, told.extend)
+    asking.service.submit(CallbackBatch([body(2)] * 40, told.extend))
 
     assert store.charged == [(0, 80)]
     assert len(told) == 40
