@@ -28,8 +28,8 @@ from ratelimit_service.model import (
     Unit,
     time_text,
 )
+from ratelimit_service.model.call_origin import CallOrigin, Headers
 from ratelimit_service.rules.paths import Source, parse_path, path_text
-from ratelimit_service.service.callers import CallOrigin, Headers
 from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.telemetry.parents import parent_of, request_id_of
 

@@ -23,7 +23,7 @@ from ratelimit_service.decision_log.line import (
 )
 from ratelimit_service.grpc.h2.headers import HeaderReader
 from ratelimit_service.model import Hit
-from ratelimit_service.service.callers import CallOrigin, PackedHeaders
+from ratelimit_service.model.call_origin import CallOrigin, PackedHeaders
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.records import DecidedBatch
 from ratelimit_service.stores import Verdict

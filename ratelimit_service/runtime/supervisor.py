@@ -26,7 +26,7 @@ from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.processes.low_priority import aside
 from ratelimit_service.rule_lab.comparison import difference
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.source import Left
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
@@ -95,11 +95,13 @@ class _Supervisor:
             source_of(settings),
             stats=self._stats,
             health=self._health,
-            strict=settings.strict_rules,
+            policy=LoadPolicy(
+                strict=settings.strict_rules,
+                waits=not settings.start_without_rules,
+                needed=settings.healthy_with_rules,
+            ),
             reloaded=self._rules_changed,
             difference=difference,
-            waits=not settings.start_without_rules,
-            needed=settings.healthy_with_rules,
         )
         limiter = ConnectionLimiter(settings.max_connections, settings.max_connections_per_peer)
         self._otlp = Otlp(settings)

@@ -26,7 +26,7 @@ from ratelimit_service import __version__
 from ratelimit_service.decision_log.queue import DecisionQueue
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.eventloop.slices import pause, stand_in_line, stepwise
-from ratelimit_service.grpc.h2 import H2Server
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.net.accepting import ACCEPTED_AT_ONCE
 from ratelimit_service.observability.health import Health, Phase

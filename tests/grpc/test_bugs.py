@@ -14,7 +14,8 @@ import pytest
 from ratelimit_service import compiled
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2 import calls, runs
+from ratelimit_service.grpc import calls
+from ratelimit_service.grpc.h2 import runs
 from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
 from ratelimit_service.http import HttpPort, Shown
 from ratelimit_service.metrics import Metrics, Sources

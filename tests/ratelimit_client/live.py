@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ratelimit_service.grpc.h2.server import H2Server
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.http import HttpPort, Shown
 from ratelimit_service.metrics import Metrics, Sources

@@ -128,7 +128,7 @@ def test_a_worker_imports_nothing_for_rules(tmp_path: Path) -> None:
             assembly.add(part)
         print(*set(sys.modules) - before, sep=",")
         before = set(sys.modules)
-        met = [match(assembly.domains["edge"], [("a", value)]).met for value in {VALUES}]
+        met = [match(assembly.domains["edge"], [("a", value)]).node for value in {VALUES}]
         print(*set(sys.modules) - before, sep=",")
         print(sum(each is not None for each in met))
     """
