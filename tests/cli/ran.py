@@ -25,8 +25,8 @@ class Ran:
     """What a run of a command has left that serves nobody, in this process."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        said = inside(*arguments, environment={**os.environ, **environment})
-        self.code, self.out, self.err = said
+        result = inside(*arguments, environment={**os.environ, **environment})
+        self.code, self.out, self.err = result
 
 
 class RanApart(Ran):
