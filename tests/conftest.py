@@ -33,7 +33,7 @@ _TOOLS = _TOP / ".tools"
 
 _OPENS = re.compile(
     r"(subprocess|multiprocessing|grpc|http\.server|tests\.servers"
-    r"|ratelimit_service\.(http|grpc\.grpcio|grpc\.h2\.server|net\.listening|rules\.(child|watch)"
+    r"|ratelimit_service\.(http|grpc\.(grpcio|server)|net\.listening|rules\.(child|watch)"
     r"|decision_log\.process|runtime\.worker_process|stores\.redis\.store))(\.|$)"
 )
 """Where ports and processes come from. What names it is no unit test."""
