@@ -65,6 +65,17 @@ def test_rule_examples(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_yaml(document: Path) -> None:
+    """All YAML in documents can be read, and each object of Kubernetes has a kind and a name."""
+    for text in re.findall(r"```yaml\n(.*?)```", document.read_text(), re.DOTALL):
+        for each in yaml.safe_load_all(text):
+            assert each
+            if "apiVersion" in each:
+                assert each["kind"]
+                assert each["metadata"]["name"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links(document: Path) -> None:
     """Every link within the checkout leads to a file, and every anchor to a heading."""
     for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
