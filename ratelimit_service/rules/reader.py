@@ -14,7 +14,7 @@ import yaml
 from ratelimit_service.rules.composer import TooDeepError, compose
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.yaml_errors import lines_of, locate_error
+from ratelimit_service.text.yaml_slips import lines_of, slip
 
 __all__ = ["ForeignMark", "Pair", "Path", "ReadNode", "Reader", "Unreadable"]
 
@@ -176,7 +176,7 @@ class Reader:
             message = f"nested more than {_MAX_DEPTH} deep"
             self._stop(self.source(error.event), "too_deep", message)
         except yaml.MarkedYAMLError as error:
-            at, what = locate_error(error, text)
+            at, what = slip(error, text)
             self._stop(self._source_at(text, at), "yaml", f"this is no YAML: {what}")
         except yaml.reader.ReaderError as error:
             at = len(text.encode()[: error.position].decode())
