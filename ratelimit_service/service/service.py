@@ -259,9 +259,6 @@ class Service:
             ]
         batch.planned = planned
         charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
-        if not charged:
-            self._settled(batch, [])
-            return
         wanted: Wanted = batch.wants
         if len(charged) < len(planned):  # rare
             batch.indices = [
@@ -270,6 +267,9 @@ class Service:
                 if isinstance(one, PlannedRequest) and one.hits
             ]
             wanted = batch.wants_charged
+        if not charged:
+            self._settled(batch, [])
+            return
         settled = partial(self._settled, batch)
         if steered is None:
             charge = partial(self._store.charge, charged, settled)
