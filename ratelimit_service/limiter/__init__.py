@@ -1,6 +1,6 @@
 """Pure decisions: requests and rules in, hits out; outcomes in, decisions out. No I/O, no wire."""
 
-from ratelimit_service.limiter.additions import Said, Told, say
+from ratelimit_service.limiter.additions import DecisionContext, ResponseExtras, response_extras
 from ratelimit_service.limiter.answer import Plain, answer, plain
 from ratelimit_service.limiter.callers import RuleCallers, Seen, TopCallers
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
@@ -15,18 +15,18 @@ __all__ = [
     "LEASE_BYTES",
     "CompiledRule",
     "DecidedBy",
+    "DecisionContext",
     "DomainOverrides",
     "Ground",
     "Plain",
     "Plan",
     "PlanTemplate",
     "Planner",
+    "ResponseExtras",
     "RuleCallers",
     "Ruling",
-    "Said",
     "Seen",
     "SteeredPlans",
-    "Told",
     "TopCallers",
     "answer",
     "grant_end",
@@ -35,8 +35,8 @@ __all__ = [
     "look_at_kept",
     "plain",
     "queue_of",
+    "response_extras",
     "ruling_of",
-    "say",
     "steer",
     "tally",
     "tally_plain",

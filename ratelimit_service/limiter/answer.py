@@ -5,10 +5,10 @@ What an answer says beside its statuses are `additions`, the same in the long an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ratelimit_service.limiter.additions import Told, say
+from ratelimit_service.limiter.additions import DecisionContext, response_extras
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.limiter.statuses import Shown, by_policy, remaining_of, shown, statuses_of
 from ratelimit_service.model import (
@@ -18,11 +18,9 @@ from ratelimit_service.model import (
     FailurePolicy,
     Mode,
     Outcome,
-    Request,
     whole_seconds,
 )
-from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Settled
+from ratelimit_service.stores import Outcomes
 
 __all__ = ["Plain", "answer", "plain"]
 
@@ -36,40 +34,25 @@ _CLOSED: Final = FailurePolicy.CLOSED
 _SHADOW: Final = Mode.SHADOW
 
 
-def answer(
-    request: Request | None,
-    plans: Sequence[Plan],
-    outcomes: Sequence[Outcomes],
-    settled: Settled,
-    settings: Settings,
-    clock: Callable[[], int],
-    lease: bytes = b"",
-    ban_us: int | None = None,
-) -> Decision:
-    """Renders a request that passes, or is denied.
-
-    `outcomes` has, for each plan, one for each of its hits; None where there is none. `request`
-    is needed for dynamic metadata only. `clock` is Unix time in microseconds. `lease`
-    is the id of the leases that the request takes. `ban_us` is how long a banned request is to
-    wait, if its bans end.
-    """
-    spoken = [shown(planned, each) for planned, each in zip(plans, outcomes, strict=True)]
-    statuses = statuses_of(plans, spoken, ban_us)
-    says = 0
+def answer(context: DecisionContext) -> Decision:
+    """Renders a request that passes, or is denied."""
+    plans, outcomes = context.plans, context.outcomes
+    spoken = [shown(planned, several) for planned, several in zip(plans, outcomes, strict=True)]
+    additions = 0
     for planned in plans:
-        says |= planned.rule.says
-    said = say(says, Told(request, plans, outcomes, settled, settings, clock, lease, ban_us))
-    said.metadata |= _limits(plans, outcomes)
-    said.metadata |= _by_policies(plans, spoken)
-    said.metadata |= _by_overrides(plans)
+        additions |= planned.rule.additions
+    extras = response_extras(additions, context)
+    extras.metadata |= _limits(plans, outcomes)
+    extras.metadata |= _by_policies(plans, spoken)
+    extras.metadata |= _by_overrides(plans)
     return Decision(
-        Code.OK if settled.verdict.passes else Code.OVER_LIMIT,
-        statuses,
-        tuple(said.response_headers),
-        tuple(said.request_headers),
-        said.body,
-        metadata=said.metadata or None,
-        holds_us=said.holds_us,
+        Code.OK if context.passes else Code.OVER_LIMIT,
+        statuses_of(plans, spoken, context.ban_us),
+        tuple(extras.response_headers),
+        tuple(extras.request_headers),
+        extras.body,
+        metadata=extras.metadata or None,
+        holds_us=extras.holds_us,
     )
 
 

@@ -71,7 +71,7 @@ class CompiledRule:
     """Whether the plan of a descriptor is the same whatever stands beside it in its request."""
     usual: bool = False
     """Whether the short ways of answering do all that it asks for (`usual`)."""
-    says: int = 0
+    additions: int = 0
     """Which additions may speak of it in an answer: bits by their places in `ADDITIONS`."""
     leasing: bool = False
     """Whether hits take leases."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
 from ratelimit_service.containers.spread import Table, spread
-from ratelimit_service.limiter.additions import speaking, wanted
+from ratelimit_service.limiter.additions import applicable, enabled
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.usual import is_usual, stands_alone
@@ -41,9 +41,9 @@ class Compiler:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.additions = wanted(settings)
+        self.additions = enabled(settings)
         """What answers may say beside their statuses."""
-        self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
+        self.no_rule = CompiledRule(Kind.NO_RULE, additions=self._additions(None, ()))
         """For descriptors of unknown domains, and those whose rule is replaced by another."""
         self.enqueues = False
         """Whether any rule that was met puts denied requests into a queue."""
@@ -99,7 +99,7 @@ class Compiler:
             last = len(identity) - 1
             stray = last not in shared and address_of(identity[last][1]) is None
         if stray:
-            compiled = self._shared(_stray(compiled))
+            compiled = self._shared(_unusual(compiled, stray=True))
         return compiled, self.by_value(met, metric_value) if metric_value else met
 
     def unmatched(self, domain: Domain) -> Plan:
@@ -114,30 +114,15 @@ class Compiler:
         return compiled, self._tallied(domain.overrides.of())
 
     def unkept(self, rule: CompiledRule) -> CompiledRule:
-        """The same for reports that do not count if they are denied: it takes the long ways."""
-        return self._shared(
-            CompiledRule(
-                rule.kind,
-                rule.limits,
-                rule.mode,
-                rule.hit_mode,
-                rule.policy,
-                rule.near_remaining,
-                rule.independent,
-                False,
-                rule.says,
-                rule.leasing,
-                rule.groups,
-                rule.stray,
-                era=rule.era,
-                unkept=True,
-            )
-        )
+        """The same for reports that do not count if they are denied."""
+        return self._shared(_unusual(rule, unkept=True))
 
     def unserved(self) -> CompiledRule:
         """Of descriptors in a domain whose rules never loaded."""
-        says = self._says(None, ())
-        return CompiledRule(Kind.UNSERVED, policy=self._settings.failure_policy, says=says)
+        additions = self._additions(None, ())
+        return CompiledRule(
+            Kind.UNSERVED, policy=self._settings.failure_policy, additions=additions
+        )
 
     def _tallied(self, tally: Tally, node: Node | None = None) -> MetNode:
         """What is met, of no level, where hits are tallied here. Few rules have such."""
@@ -170,7 +155,7 @@ class Compiler:
                 CompiledRule(
                     Kind.UNLIMITED,
                     independent=self._independent(rule),
-                    says=self._says(rule, ()),
+                    additions=self._additions(rule, ()),
                     era=self._era,
                 )
             )
@@ -210,15 +195,15 @@ class Compiler:
                 compiled[0].near_remaining,
                 self._independent(rule),
                 not settings.shadow_mode and is_usual(rule, limits),
-                self._says(rule, limits),
+                self._additions(rule, limits),
                 any(each.spec.algorithm.leases for each in compiled),
                 any(limit.grouping is not None for limit in limits),
                 era=self._era,
             )
         )
 
-    def _says(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
-        return speaking(self.additions, self._settings, rule, limits)
+    def _additions(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
+        return applicable(self.additions, self._settings, rule, limits)
 
     def _compiled_limits(
         self, domain: Domain, limits: tuple[Limit, ...], *, always: bool
@@ -250,8 +235,8 @@ class Compiler:
         return not self._settings.quota_mode and (rule is None or stands_alone(rule))
 
 
-def _stray(rule: CompiledRule) -> CompiledRule:
-    """The same for descriptors with a value that should be an address: it is counted."""
+def _unusual(rule: CompiledRule, *, stray: bool = False, unkept: bool = False) -> CompiledRule:
+    """The same for descriptors of which more is to be told: it takes the long ways."""
     return CompiledRule(
         rule.kind,
         rule.limits,
@@ -261,10 +246,12 @@ def _stray(rule: CompiledRule) -> CompiledRule:
         rule.near_remaining,
         rule.independent,
         False,
-        rule.says,
+        rule.additions,
         rule.leasing,
         rule.groups,
-        True,
+        rule.stray or stray,
+        era=rule.era,
+        unkept=unkept,
     )
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of, spec_of
-from ratelimit_service.limiter.additions.registry import OF_BANS
+from ratelimit_service.limiter.additions.registry import BAN_ADDITIONS
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind, Plan
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.overrides import Ruling, ruling_of
@@ -191,7 +191,7 @@ def _rule(
         limits[0].near_remaining if limits else 0,
         rule.independent,
         False,
-        rule.says | OF_BANS if kind is Kind.BANNED else rule.says,
+        rule.additions | BAN_ADDITIONS if kind is Kind.BANNED else rule.additions,
         any(each.spec.algorithm.leases for each in limits),
         rule.groups,
         rule.stray,

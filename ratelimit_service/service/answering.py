@@ -116,7 +116,7 @@ class Answering:
                 return answer
         in_order = iter(settled.outcomes)
         each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
-        decision = limiter.answer(
+        context = limiter.DecisionContext(
             asked.request,
             asked.plans,
             each,
@@ -126,6 +126,7 @@ class Answering:
             asked.lease,
             asked.ban_us,
         )
+        decision = limiter.answer(context)
         answer = wire.encode_decision(decision)
         if decision.holds_us:
             answer += wire.encode_quota(self._clock() + decision.holds_us)
@@ -152,13 +153,13 @@ class Answering:
             said.response_headers, said.request_headers, said.body, said.metadata
         )
 
-    def _said(self, asked: Asked, settled: Settled) -> limiter.Said:
+    def _said(self, asked: Asked, settled: Settled) -> limiter.ResponseExtras:
         """What is said of a request of usual descriptors beside its statuses."""
         each = [[outcome] for outcome in settled.outcomes]
-        told = limiter.Told(
+        context = limiter.DecisionContext(
             asked.request, asked.plans, each, settled, self._settings, self._clock, asked.lease
         )
-        return limiter.say(asked.says, told)
+        return limiter.response_extras(asked.says, context)
 
     def _plain_answer(
         self,

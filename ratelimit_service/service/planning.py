@@ -99,7 +99,7 @@ class Planning:
         plans = steered.plans
         says, leasing = 0, False
         for planned in plans:
-            says |= planned.rule.says
+            says |= planned.rule.additions
             leasing = leasing or (planned.rule.leasing and not planned.refund)
         self.leases = self.leases or leasing
         told = request if self._planner.needs_request else None
@@ -184,7 +184,7 @@ class Planning:
         for planned in plans:
             rule, _, charged, _ = planned
             hits += charged
-            says |= rule.says
+            says |= rule.additions
             if rule.usual and not charged[0].refund:
                 limits.append(wire.encode_limit(rule.limits[0].limit))
             if rule.leasing and not charged[0].refund:

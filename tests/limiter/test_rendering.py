@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.limiter.answer import answer
+from ratelimit_service.limiter import DecisionContext, answer
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.statuses import shown, statuses_of
@@ -183,7 +183,10 @@ def test_answer_has_the_code_of_the_verdict() -> None:
     ):
         for outcome in (within(3), over()):
             settled = Settled([outcome], verdict)
-            assert answer(None, plans, [[outcome]], settled, Settings(), int).code is code
+            assert (
+                answer(DecisionContext(None, plans, [[outcome]], settled, Settings(), int)).code
+                is code
+            )
 
 
 def test_answer_lists_several_limits() -> None:
@@ -191,7 +194,9 @@ def test_answer_lists_several_limits() -> None:
     plans = plans_of([TWO, TEN.replace("key: a", "key: b")], "a=x", "b=y")
     outcomes: list[Outcomes] = [[within(4), over()], [within(9)]]
 
-    decision = answer(None, plans, outcomes, Settled([], Verdict.DENIED), Settings(), int)
+    decision = answer(
+        DecisionContext(None, plans, outcomes, Settled([], Verdict.DENIED), Settings(), int)
+    )
 
     listed = (decision.metadata or {})["limits"]
     assert isinstance(listed, list)
@@ -205,8 +210,8 @@ def test_answer_says_what_a_policy_decided() -> None:
     """Metadata name the descriptors without a count, with their policies."""
     plans = plans_of([TEN], "a=x", "a=y", "c=z")
 
-    decision = answer(
-        None, plans, [[within(9)], [None], []], Settled([], Verdict.ADMITTED), Settings(), int
-    )
+    outcomes: list[Outcomes] = [[within(9)], [None], []]
+    settled = Settled([], Verdict.ADMITTED)
+    decision = answer(DecisionContext(None, plans, outcomes, settled, Settings(), int))
 
     assert decision.metadata == {"by_policy": [{"descriptor": 1, "policy": "open"}]}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ratelimit_service.errors import PolicyError
 from ratelimit_service.limiter import (
     LEASE_BYTES,
+    DecisionContext,
     Plan,
     Planner,
     PlanTemplate,
@@ -146,10 +147,12 @@ class World:
                 "the rules of this domain have never loaded, and the failure policy is `error`"
             )
         outcomes = iter(settled.outcomes)
-        each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
-        decision = answer(request, plans, each, settled, self._settings, lambda: at_us, lease)
+        by_plan = [list(islice(outcomes, len(planned.hits))) for planned in plans]
+        decision = answer(
+            DecisionContext(request, plans, by_plan, settled, self._settings, lambda: at_us, lease)
+        )
         if decision.code is Code.OVER_LIMIT:
-            note_unkept(plans, each, self.notes.setdefault)
+            note_unkept(plans, by_plan, self.notes.setdefault)
         return _decided(decision, plans)
 
     def _clock(self) -> int:
