@@ -113,7 +113,7 @@ class Packer:
             ):
                 plan = asked.plans[by]
                 key = (
-                    plan.met,
+                    plan.matched,
                     plan.rule,
                     by,
                     outcome.remaining,

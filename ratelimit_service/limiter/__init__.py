@@ -2,22 +2,24 @@
 
 from ratelimit_service.limiter.additions import DecisionContext, ResponseExtras, response_extras
 from ratelimit_service.limiter.answer import Plain, answer, plain
-from ratelimit_service.limiter.callers import RuleCallers, Seen, TopCallers
+from ratelimit_service.limiter.callers import CallerStanding, RuleCallers, TopCallers
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
-from ratelimit_service.limiter.ground import DecidedBy, Ground, ground_of
+from ratelimit_service.limiter.decision_reason import DecidedBy, DecisionReason, decision_reason
+from ratelimit_service.limiter.overridden_plans import OverriddenPlans, apply_overrides, grant_end
 from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, holding, ruling_of
-from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
+from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, settle_without_hits
 from ratelimit_service.limiter.queueing import queue_of
-from ratelimit_service.limiter.steer import SteeredPlans, grant_end, steer
-from ratelimit_service.limiter.tally import look_at_kept, tally, tally_plain, tally_within
+from ratelimit_service.limiter.tally import tally, tally_plain, tally_sample, tally_within
 
 __all__ = [
     "LEASE_BYTES",
+    "CallerStanding",
     "CompiledRule",
     "DecidedBy",
     "DecisionContext",
+    "DecisionReason",
     "DomainOverrides",
-    "Ground",
+    "OverriddenPlans",
     "Plain",
     "Plan",
     "PlanTemplate",
@@ -25,21 +27,19 @@ __all__ = [
     "ResponseExtras",
     "RuleCallers",
     "Ruling",
-    "Seen",
-    "SteeredPlans",
     "TopCallers",
     "answer",
+    "apply_overrides",
+    "decision_reason",
     "grant_end",
-    "ground_of",
     "holding",
-    "look_at_kept",
     "plain",
     "queue_of",
     "response_extras",
     "ruling_of",
-    "steer",
+    "settle_without_hits",
     "tally",
     "tally_plain",
+    "tally_sample",
     "tally_within",
-    "unasked",
 ]

@@ -1,6 +1,6 @@
 """From what the store settled to what the caller is told. Renders, and decides nothing.
 
-What an answer says beside its statuses are `additions`, the same in the long and the short way.
+What an answer says beside its statuses are `additions`, the same on the slow and the fast path.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.additions import DecisionContext, response_extras
 from ratelimit_service.limiter.compiled import Plan
-from ratelimit_service.limiter.statuses import Shown, by_policy, remaining_of, shown, statuses_of
+from ratelimit_service.limiter.statuses import (
+    ReportedLimit,
+    by_policy,
+    remaining_of,
+    reported_limit,
+    statuses_of,
+)
 from ratelimit_service.model import (
     Calendar,
     Code,
@@ -37,17 +43,19 @@ _SHADOW: Final = Mode.SHADOW
 def answer(context: DecisionContext) -> Decision:
     """Renders a request that passes, or is denied."""
     plans, outcomes = context.plans, context.outcomes
-    spoken = [shown(planned, several) for planned, several in zip(plans, outcomes, strict=True)]
+    reported = [
+        reported_limit(planned, several) for planned, several in zip(plans, outcomes, strict=True)
+    ]
     additions = 0
     for planned in plans:
         additions |= planned.rule.additions
     extras = response_extras(additions, context)
     extras.metadata |= _limits(plans, outcomes)
-    extras.metadata |= _by_policies(plans, spoken)
+    extras.metadata |= _by_policies(plans, reported)
     extras.metadata |= _by_overrides(plans)
     return Decision(
         Code.OK if context.passes else Code.OVER_LIMIT,
-        statuses_of(plans, spoken, context.ban_us),
+        statuses_of(plans, reported, context.ban_us),
         tuple(extras.response_headers),
         tuple(extras.request_headers),
         extras.body,
@@ -68,23 +76,23 @@ class Plain(NamedTuple):
 
 
 def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
-    """The short way of `answer`, for usual descriptors: each has one hit and one outcome.
+    """The fast path of `answer`, for usual descriptors: each has one hit and one outcome.
 
-    None if several hits are denied of which some would pass: then the long way says more.
+    None if several hits are denied of which some would pass: then the slow path says more.
     """
     statuses: list[int] = []
     by_policy: list[tuple[int, str]] = []
-    for place, planned in enumerate(plans):
-        rule, outcome = planned[0], outcomes[place]
+    for index, planned in enumerate(plans):
+        rule, outcome = planned[0], outcomes[index]
         if outcome is None:
             policy = rule.policy
             statuses.append(UNCOUNTED_OVER if policy is _CLOSED else UNCOUNTED_OK)
-            by_policy.append((place, policy))
+            by_policy.append((index, policy))
             continue
         over = outcome.over and rule.mode is not _SHADOW
         if outcome.local:
             statuses.append(UNCOUNTED_OVER if over else UNCOUNTED_OK)
-            by_policy.append((place, rule.policy))
+            by_policy.append((index, rule.policy))
         elif outcome.over and outcome.remaining:
             return None
         else:
@@ -92,12 +100,14 @@ def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
     return Plain(statuses, tuple(by_policy))
 
 
-def _by_policies(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> dict[str, object]:
+def _by_policies(
+    plans: Sequence[Plan], reported: Sequence[ReportedLimit | None]
+) -> dict[str, object]:
     """Which descriptors were decided by failure policy, and by which."""
     listed = [
         {"descriptor": index, "policy": str(planned.rule.policy)}
-        for index, (planned, one) in enumerate(zip(plans, spoken, strict=True))
-        if by_policy(planned, one)
+        for index, (planned, limit) in enumerate(zip(plans, reported, strict=True))
+        if by_policy(planned, limit)
     ]
     return {"by_policy": listed} if listed else {}
 
@@ -120,10 +130,10 @@ def _limits(
     Also each limit that denies several hits although fewer would pass.
     """
     listed = [
-        _limit(index, Shown(limit, outcome))
-        for index, (planned, each) in enumerate(zip(plans, outcomes, strict=True))
-        if len(planned.hits) > 1 or any(map(_partly, each))
-        for limit, outcome in zip(planned.rule.limits, each, strict=True)
+        _limit(index, ReportedLimit(limit, outcome))
+        for index, (planned, several) in enumerate(zip(plans, outcomes, strict=True))
+        if len(planned.hits) > 1 or any(map(_partly, several))
+        for limit, outcome in zip(planned.rule.limits, several, strict=True)
         if outcome is not None and not outcome.local
     ]
     return {"limits": listed} if listed else {}
@@ -134,7 +144,7 @@ def _partly(outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.over and outcome.remaining > 0 and not outcome.charged
 
 
-def _limit(index: int, one: Shown) -> dict[str, object]:
+def _limit(index: int, one: ReportedLimit) -> dict[str, object]:
     limit, outcome = one.limit.limit, one.outcome
     described: dict[str, object] = {
         "descriptor": index,

@@ -69,8 +69,8 @@ class CompiledRule:
     """The `near_remaining` of the first limit."""
     independent: bool = True
     """Whether the plan of a descriptor is the same whatever stands beside it in its request."""
-    usual: bool = False
-    """Whether the short ways of answering do all that it asks for (`usual`)."""
+    fast_path: bool = False
+    """Whether the fast paths of answering do all that it asks for (`fast_path`)."""
     additions: int = 0
     """Which additions may speak of it in an answer: bits by their places in `ADDITIONS`."""
     leasing: bool = False
@@ -93,13 +93,14 @@ _NOTHING_MET: Final = MetNode()
 class Plan(NamedTuple):
     """What one descriptor needs: its rule, the number of hits, and what is to be charged.
 
-    One hit for each limit of its rule. `met` is whose rule it is, and where its hits are tallied.
+    One hit for each limit of its rule. `matched` is whose rule it is, and
+    where its hits are tallied.
     """
 
     rule: CompiledRule
     addend: int = 1
     hits: tuple[Hit, ...] = ()
-    met: MetNode = _NOTHING_MET
+    matched: MetNode = _NOTHING_MET
 
     @property
     def refund(self) -> bool:
@@ -109,4 +110,4 @@ class Plan(NamedTuple):
     @property
     def declared(self) -> Rule | None:
         """The rule as its file has it. None without one, and for a limit that a caller brings."""
-        return self.met.declared
+        return self.matched.declared

@@ -13,8 +13,8 @@ from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
 from ratelimit_service.containers.spread import Table, spread
 from ratelimit_service.limiter.additions import applicable, enabled
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
+from ratelimit_service.limiter.fast_path import stands_alone, takes_fast_path
 from ratelimit_service.limiter.near import near_threshold
-from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import (
     CountDenied,
     CounterSpec,
@@ -71,40 +71,40 @@ class Compiler:
             self._limits = {}
             self._era = Era()
 
-    def rule(self, domain: Domain, met: MetNode, metric_value: str = "") -> CompiledRule:
+    def rule(self, domain: Domain, matched: MetNode, metric_value: str = "") -> CompiledRule:
         """The rule of a node that has one. It is tallied there, unless by values."""
-        compiled = met.compiled
+        compiled = matched.compiled
         if isinstance(compiled, CompiledRule) and compiled.era is self._era:
             return compiled
-        rule = met.declared
+        rule = matched.declared
         assert rule is not None  # noqa: S101 -- whoever asks has met it
-        found = self._compile(domain, rule)
-        met.compiled = found
+        compiled = self._compile(domain, rule)
+        matched.compiled = compiled
         if not metric_value:
-            met.tally = rule.tallies.of()
-        return found
+            matched.tally = rule.tallies.of()
+        return compiled
 
-    def by_value(self, met: MetNode, metric_value: str) -> MetNode:
+    def by_value(self, matched: MetNode, metric_value: str) -> MetNode:
         """What is met where a rule tallies by values. It has a bounded number of tallies."""
-        rule = met.declared
+        rule = matched.declared
         assert rule is not None  # noqa: S101 -- as above
-        return self._tallied(rule.tallies.of(metric_value), met.node)
+        return self._tallied(rule.tallies.of(metric_value), matched.node)
 
-    def matched(self, domain: Domain, found: Match) -> tuple[CompiledRule, MetNode]:
+    def matched(self, domain: Domain, rule_match: Match) -> tuple[CompiledRule, MetNode]:
         """The rule that a descriptor meets, which meets one, and where it is tallied."""
-        met, identity, shared, metric_value, stray = found
-        assert met is not None  # noqa: S101 -- it has a rule
-        compiled = self.rule(domain, met, metric_value)
+        matched, identity, shared, metric_value, stray = rule_match
+        assert matched is not None  # noqa: S101 -- it has a rule
+        compiled = self.rule(domain, matched, metric_value)
         if compiled.groups and not stray:
             last = len(identity) - 1
             stray = last not in shared and address_of(identity[last][1]) is None
         if stray:
             compiled = self._shared(_unusual(compiled, stray=True))
-        return compiled, self.by_value(met, metric_value) if metric_value else met
+        return compiled, self.by_value(matched, metric_value) if metric_value else matched
 
     def unmatched(self, domain: Domain) -> Plan:
         """For descriptors that no rule of the domain matches."""
-        return Plan(self.no_rule, met=self._tallied(domain.unmatched.of()))
+        return Plan(self.no_rule, matched=self._tallied(domain.unmatched.of()))
 
     def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MetNode]:
         """A limit that the caller brings. No rule is looked up; its counter is like a rule's."""
@@ -126,16 +126,16 @@ class Compiler:
 
     def _tallied(self, tally: Tally, node: Node | None = None) -> MetNode:
         """What is met, of no level, where hits are tallied here. Few rules have such."""
-        met = self._mets.get(tally)
-        if met is None:
-            met = self._mets[tally] = MetNode(node, tally)
+        matched = self._mets.get(tally)
+        if matched is None:
+            matched = self._mets[tally] = MetNode(node, tally)
             self._mets = spread(self._mets)
             for _ in range(2):  # two old ones go, so that these cannot pile up
                 if self._old and not self._old[-1]:
                     self._old.pop()
                 if self._old and self._old[-1]:
                     self._old[-1].popitem()
-        return met
+        return matched
 
     def _shared(self, compiled: CompiledRule) -> CompiledRule:
         """The one for all rules that come to this."""
@@ -194,7 +194,7 @@ class Compiler:
                 policy,
                 compiled[0].near_remaining,
                 self._independent(rule),
-                not settings.shadow_mode and is_usual(rule, limits),
+                not settings.shadow_mode and takes_fast_path(rule, limits),
                 self._additions(rule, limits),
                 any(each.spec.algorithm.leases for each in compiled),
                 any(limit.grouping is not None for limit in limits),
@@ -210,13 +210,13 @@ class Compiler:
     ) -> tuple[CompiledLimit, ...]:
         """One for all rules of a domain with equal limits: they stay in the processor's caches."""
         key = domain.name, limits, always
-        found = self._limits.get(key)
-        if found is None:
-            found = tuple(self._limit(domain, limit, always=always) for limit in limits)
+        compiled = self._limits.get(key)
+        if compiled is None:
+            compiled = tuple(self._limit(domain, limit, always=always) for limit in limits)
             if len(self._limits) >= _MOST_SHARED:  # callers bring limits of their own
                 self._limits = {}
-            self._limits[key] = found
-        return found
+            self._limits[key] = compiled
+        return compiled
 
     def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
         spec = _spec(limit)
@@ -236,7 +236,7 @@ class Compiler:
 
 
 def _unusual(rule: CompiledRule, *, stray: bool = False, unkept: bool = False) -> CompiledRule:
-    """The same for descriptors of which more is to be told: it takes the long ways."""
+    """The same for descriptors of which more is to be told: it takes the slow paths."""
     return CompiledRule(
         rule.kind,
         rule.limits,

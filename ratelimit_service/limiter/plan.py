@@ -8,7 +8,7 @@ from typing import Final
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
-from ratelimit_service.limiter.usual import has_template
+from ratelimit_service.limiter.fast_path import has_template
 from ratelimit_service.model import (
     CountDenied,
     Denied,
@@ -26,14 +26,14 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import KeyStem
 
-__all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner", "unasked"]
+__all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner", "settle_without_hits"]
 
 
 _MOST_LOOKED: Final = 1_000
 """So many rules are known to have been asked with 0 hits."""
 
 
-def unasked(plans: Sequence[Plan]) -> Settled:
+def settle_without_hits(plans: Sequence[Plan]) -> Settled:
     """The result of a request that has nothing to charge. Only a failure policy can deny it."""
     for rule, _, _, _ in plans:
         if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.ERROR:
@@ -46,19 +46,19 @@ def unasked(plans: Sequence[Plan]) -> Settled:
 class PlanTemplate:
     """The plan of all descriptors that differ only in the value of their last entry."""
 
-    __slots__ = ("_addend", "_names", "_rest", "met", "rule")
+    __slots__ = ("_addend", "_names", "_rest", "matched", "rule")
 
     def __init__(
         self,
         rule: CompiledRule,
-        met: MetNode,
+        matched: MetNode,
         addend: int,
         names: KeyStem,
         rest: tuple[object, ...],
     ) -> None:
         """`rest` are a hit's fields behind its key."""
         self.rule = rule
-        self.met = met
+        self.matched = matched
         self._addend = addend
         self._names = names
         self._rest = rest
@@ -71,7 +71,7 @@ class PlanTemplate:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # mypyc would build a list first for (key, *rest).
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
-        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),), self.met))
+        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),), self.matched))
 
 
 class Planner:
@@ -106,32 +106,32 @@ class Planner:
         ]
         replaced: set[str] = set()
         looked_at: set[MetNode] = set()
-        for found in matches:
-            if not isinstance(found, Match) or found.met is None:
+        for rule_match in matches:
+            if not isinstance(rule_match, Match) or rule_match.met is None:
                 continue
-            if not found.met.heed & REPLACES or found.met in looked_at:
+            if not rule_match.met.heed & REPLACES or rule_match.met in looked_at:
                 continue  # as nearly always
-            rule = found.met.declared
+            rule = rule_match.met.declared
             assert rule is not None  # noqa: S101 -- its node says that it replaces others
             # While none of its limits holds, a rule replaces no other.
-            if rule.unlimited or self.compiler.matched(domain, found)[0].limits:
+            if rule.unlimited or self.compiler.matched(domain, rule_match)[0].limits:
                 replaced |= rule.replaces
-                looked_at.add(found.met)
+                looked_at.add(rule_match.met)
         plans = []
-        for descriptor, found in zip(request.descriptors, matches, strict=True):
+        for descriptor, rule_match in zip(request.descriptors, matches, strict=True):
             addend = descriptor.hits_addend
             if addend is None:
                 addend = request.hits_addend or 1
-            if not isinstance(found, Match):
-                brought, met = self.compiler.override(domain, found)
+            if not isinstance(rule_match, Match):
+                brought, matched = self.compiler.override(domain, rule_match)
                 planned = _counted(
-                    brought, met, descriptor.entries, (), addend, descriptor.is_negative_hits
+                    brought, matched, descriptor.entries, (), addend, descriptor.is_negative_hits
                 )
                 plans.append(self._reported(planned, descriptor))
-            elif found.met is None or (replaced and _is_replaced(found, replaced)):
-                plans.append(self._without(domain, found, addend))
+            elif rule_match.met is None or (replaced and _is_replaced(rule_match, replaced)):
+                plans.append(self._without(domain, rule_match, addend))
             else:
-                plans.append(self._matched(domain, descriptor, found, addend))
+                plans.append(self._matched(domain, descriptor, rule_match, addend))
         if settings.quota_mode or any(planned.rule.mode is Mode.QUOTA for planned in plans):
             return _with_quotas(plans, settings)
         return plans
@@ -144,26 +144,26 @@ class Planner:
         None if what stands beside it may matter; `addend` is the request's, 0 if it has none.
         """
         self.compiler.renew(snapshot)
-        found = match(domain, entries, snapshot.minute)
-        if found[0] is None:
+        rule_match = match(domain, entries, snapshot.minute)
+        if rule_match[0] is None:
             return None if self._settings.quota_mode else self.compiler.unmatched(domain)
-        rule, met = self.compiler.matched(domain, found)
+        rule, matched = self.compiler.matched(domain, rule_match)
         if not rule.independent:
             return None
         if not rule.limits:
-            return Plan(rule, addend or 1, (), met)
-        _, identity, shared, _, _ = found
-        return _counted(rule, met, identity, shared, addend or 1)
+            return Plan(rule, addend or 1, (), matched)
+        _, identity, shared, _, _ = rule_match
+        return _counted(rule, matched, identity, shared, addend or 1)
 
     def template(
         self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
     ) -> PlanTemplate | None:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self.compiler.renew(snapshot)
-        met = match_any_value(domain, entries, snapshot.minute)
-        if met is None:
+        matched = match_any_value(domain, entries, snapshot.minute)
+        if matched is None:
             return None
-        rule = self.compiler.rule(domain, met)
+        rule = self.compiler.rule(domain, matched)
         if not rule.independent or not has_template([each.limit for each in rule.limits]):
             return None
         (limit,) = rule.limits
@@ -179,26 +179,30 @@ class Planner:
             rule.policy,
             None,
         )
-        return PlanTemplate(rule, met, addend, limit.names.stem(entries), rest)
+        return PlanTemplate(rule, matched, addend, limit.names.stem(entries), rest)
 
-    def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
+    def _without(self, domain: Domain, rule_match: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
-        if found.rule is not None and found.rule.unlimited:
-            rule, met = self.compiler.matched(domain, found)
-            return Plan(rule, addend, (), met)
-        if found.rule is None:
+        if rule_match.rule is not None and rule_match.rule.unlimited:
+            rule, matched = self.compiler.matched(domain, rule_match)
+            return Plan(rule, addend, (), matched)
+        if rule_match.rule is None:
             return self.compiler.unmatched(domain)
         return Plan(self.compiler.no_rule)
 
-    def _matched(self, domain: Domain, descriptor: Descriptor, found: Match, addend: int) -> Plan:
-        compiled, met = self.compiler.matched(domain, found)
+    def _matched(
+        self, domain: Domain, descriptor: Descriptor, rule_match: Match, addend: int
+    ) -> Plan:
+        compiled, matched = self.compiler.matched(domain, rule_match)
         if not compiled.limits:
-            return Plan(compiled, addend, (), met)
+            return Plan(compiled, addend, (), matched)
         refund = descriptor.is_negative_hits
         lease = b""
-        if refund and len(found.identity) < len(descriptor.entries):
+        if refund and len(rule_match.identity) < len(descriptor.entries):
             lease = _lease(descriptor.entries[-1].value)
-        planned = _counted(compiled, met, found.identity, found.shared, addend, refund, lease)
+        planned = _counted(
+            compiled, matched, rule_match.identity, rule_match.shared, addend, refund, lease
+        )
         return self._reported(planned, descriptor)
 
     def _reported(self, planned: Plan, descriptor: Descriptor) -> Plan:
@@ -227,9 +231,9 @@ def _kept(hit: Hit) -> bool:
     return hit.count_denied and hit.spec.algorithm.denied >= Denied.COUNTED
 
 
-def _is_replaced(found: Match, replaced: Collection[str]) -> bool:
+def _is_replaced(rule_match: Match, replaced: Collection[str]) -> bool:
     """Whether the rule that a descriptor meets has one of these names."""
-    return found.rule is not None and not found.rule.names.isdisjoint(replaced)
+    return rule_match.rule is not None and not rule_match.rule.names.isdisjoint(replaced)
 
 
 def _returned(domain: Domain, descriptor: Descriptor, minute: int) -> Match | None:
@@ -237,12 +241,12 @@ def _returned(domain: Domain, descriptor: Descriptor, minute: int) -> Match | No
     entries = descriptor.entries
     if not descriptor.is_negative_hits or len(entries) < 2 or entries[-1].key != LEASE:
         return None
-    found = match(domain, entries[:-1], minute)
-    if found.rule is None or not any(
-        ALGORITHMS[limit.algorithm].leases for limit in found.rule.limits
+    rule_match = match(domain, entries[:-1], minute)
+    if rule_match.rule is None or not any(
+        ALGORITHMS[limit.algorithm].leases for limit in rule_match.rule.limits
     ):
         return None
-    return found
+    return rule_match
 
 
 def _lease(text: str) -> bytes:
@@ -263,7 +267,7 @@ _UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
 
 def _counted(
     rule: CompiledRule,
-    met: MetNode,
+    matched: MetNode,
     identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,
@@ -288,11 +292,11 @@ def _counted(
             rule.policy,
             None,
         )
-        return new_tuple(Plan, (rule, addend, (new_tuple(Hit, hit),), met))
+        return new_tuple(Plan, (rule, addend, (new_tuple(Hit, hit),), matched))
     hits = []
     # Each limit of a quota counts by itself, even where the quota cannot deny.
     together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
-    for place, limit in enumerate(rule.limits):
+    for index, limit in enumerate(rule.limits):
         # A request that gives back a lease gives back no hits of the other limits.
         algorithm = limit.spec.algorithm
         given = addend if not lease or algorithm.leases else 0
@@ -307,11 +311,11 @@ def _counted(
                 limit.count_denied,
                 refund,
                 lease,
-                joined=together and place > 0,
+                joined=together and index > 0,
                 policy=rule.policy,
             )
         )
-    return Plan(rule, addend, tuple(hits), met)
+    return Plan(rule, addend, tuple(hits), matched)
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:

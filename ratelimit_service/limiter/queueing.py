@@ -26,17 +26,17 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
     enforced: list[Plan] = []
     quotas: list[Plan] = []
     room = by_policy = False
-    place = 0
+    start = 0
     for plan in plans:
         hits = plan.hits
         if plan.rule.kind is Kind.BANNED:
             return None
         if not hits:
             continue
-        over = _over(plan.rule, outcomes[place : place + len(hits)])
-        if place <= by < place + len(hits):
+        over = _over(plan.rule, outcomes[start : start + len(hits)])
+        if start <= by < start + len(hits):
             deciding = plan.declared
-        place += len(hits)
+        start += len(hits)
         mode = hits[0].mode
         if hits[0].refund or mode is Mode.SHADOW:
             continue

@@ -168,7 +168,7 @@ class Answering:
         settled: Settled,
         callers: limiter.TopCallers | None,
     ) -> bytes:
-        """The answer to a request of plain descriptors; nothing if it takes the long way."""
+        """The answer to a request of plain descriptors; nothing if it takes the slow path."""
         outcomes, verdict = settled.outcomes, settled.verdict
         found = limiter.plain(asked.plans, outcomes)
         if found is None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.limiter import Plan, PlanTemplate, SteeredPlans
+from ratelimit_service.limiter import OverriddenPlans, Plan, PlanTemplate
 from ratelimit_service.model import Hit, Request
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import EffortSpentError
@@ -94,7 +94,7 @@ class Planning:
         """The plan of each descriptor, by the rules alone."""
         return self._planner.plan(request, snapshot)
 
-    def asked(self, steered: SteeredPlans, request: Request) -> Asked:
+    def asked(self, steered: OverriddenPlans, request: Request) -> Asked:
         """What is asked of the store for a request whose plans overrides have changed."""
         plans = steered.plans
         says, leasing = 0, False
@@ -185,10 +185,10 @@ class Planning:
             rule, _, charged, _ = planned
             hits += charged
             says |= rule.additions
-            if rule.usual and not charged[0].refund:
+            if rule.fast_path and not charged[0].refund:
                 limits.append(wire.encode_limit(rule.limits[0].limit))
             if rule.leasing and not charged[0].refund:
                 leasing = self.leases = True
-        settled = _CHARGED if hits else limiter.unasked(plans)
+        settled = _CHARGED if hits else limiter.settle_without_hits(plans)
         usual = limits if len(limits) == len(plans) else None
         return Asked(plans, hits, usual, says, request, leasing, settled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ratelimit_service.limiter import DecidedBy, ground_of
+from ratelimit_service.limiter import DecidedBy, decision_reason
 from ratelimit_service.model import Hit, Limit, Outcome, Override
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.service.asked import Asked
@@ -157,7 +157,7 @@ def record(
         # Answered before it was planned: by policy, for lack of time, or refused.
         by = DecidedBy.POLICY if isinstance(asked, bytes) else DecidedBy.NOTHING
         return DecisionRecord(body, answer, None, by, caller=caller, took_us=took_us)
-    found = ground_of(asked.plans, settled)
+    found = decision_reason(asked.plans, settled)
     declared = found.plan.declared if found.plan is not None else None
     return DecisionRecord(
         body,

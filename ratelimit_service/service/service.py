@@ -14,7 +14,7 @@ from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
-from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
+from ratelimit_service.limiter import TopCallers, queue_of, tally_sample
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import (
     EFFORT,
@@ -419,7 +419,7 @@ class Service:
                 tallied = found and isinstance(answers[place], bytes)
                 outcomes = found[place].outcomes if tallied else ()
                 if callers.keep(batch.bodies[place], plans, outcomes):
-                    look_at_kept(callers)
+                    tally_sample(callers)
                 place += callers.step(len(plans))
             callers.until = place - batch.size
             if callers.unnamed:
@@ -429,7 +429,7 @@ class Service:
                 callers.unnamed.clear()
         except Exception as error:
             callers.until = 0
-            callers.kept.clear()
+            callers.sample.clear()
             callers.unnamed.clear()
             self._faults.note("callers could not be noted", error)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Plan
-from ratelimit_service.limiter.statuses import shown, statuses_of
+from ratelimit_service.limiter.statuses import reported_limit, statuses_of
 from ratelimit_service.model import (
     Code,
     Header,
@@ -58,8 +58,8 @@ class DecisionContext:
         """What the answer says of each descriptor."""
         if not self._statuses:
             pairs = zip(self.plans, self.outcomes, strict=True)
-            spoken = [shown(planned, each) for planned, each in pairs]
-            self._statuses = statuses_of(self.plans, spoken, self.ban_us)
+            reported = [reported_limit(planned, several) for planned, several in pairs]
+            self._statuses = statuses_of(self.plans, reported, self.ban_us)
         return self._statuses
 
     def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:

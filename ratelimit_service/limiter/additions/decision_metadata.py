@@ -8,7 +8,7 @@ from ratelimit_service.limiter.additions.addition import (
     ResponseExtras,
 )
 from ratelimit_service.limiter.additions.names import policy_name
-from ratelimit_service.limiter.ground import ground_of
+from ratelimit_service.limiter.decision_reason import decision_reason
 from ratelimit_service.model import Mode
 from ratelimit_service.settings import Settings
 
@@ -24,7 +24,7 @@ class DecisionMetadata(CountedAddition):
 
     def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Says nothing if neither a limit nor an override decided."""
-        reason = ground_of(context.plans, context.settled)
+        reason = decision_reason(context.plans, context.settled)
         if reason.plan is not None:
             declared = reason.plan.declared
             extras.metadata["decided"] = {

@@ -9,7 +9,7 @@ from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.additions.addition import DecisionContext, ResponseExtras
 from ratelimit_service.limiter.additions.header_set import ChosenHeaders
 from ratelimit_service.limiter.additions.names import policy_name
-from ratelimit_service.limiter.statuses import Shown, remaining_of
+from ratelimit_service.limiter.statuses import ReportedLimit, remaining_of
 from ratelimit_service.model import SECOND_US, Calendar, Header, HeaderSet, Limit, whole_seconds
 
 __all__ = ["IetfHeaders"]
@@ -32,7 +32,7 @@ class IetfHeaders(ChosenHeaders):
                     continue
                 name = _unique(names, policy_name(compiled.limit))
                 policies.append(f'"{name}"{_policy(compiled.limit)}')
-                remaining = 0 if outcome.over else remaining_of(Shown(compiled, outcome))
+                remaining = 0 if outcome.over else remaining_of(ReportedLimit(compiled, outcome))
                 limits.append(f'"{name}";r={remaining};t={whole_seconds(outcome.reset_us)}')
         if policies:
             extras.response_headers += [

@@ -14,7 +14,7 @@ from operator import lt
 from typing import Final
 
 from ratelimit_service.containers.sketches import TopNames
-from ratelimit_service.limiter import CompiledRule, PlanTemplate, unasked
+from ratelimit_service.limiter import CompiledRule, PlanTemplate, settle_without_hits
 from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import (
     MINUTE_US,
@@ -156,7 +156,7 @@ class Trace:
     ) -> None:
         """Asks requests while the same rules hold; adds those that are denied.
 
-        Their places count from `start`. Nearly every request is one hit, and noted by a short way.
+        Their places count from `start`. Nearly every request is one hit, and noted by a fast path.
         """
         beside = self.beside is not None
         for place, asked in enumerate(requests):
@@ -239,7 +239,7 @@ class Trace:
                 hits, _ = self._world.leased(prepared.plans)
             settled = self._world.charge(hits, at_us)
         else:
-            settled = unasked(prepared.plans)
+            settled = settle_without_hits(prepared.plans)
         outcomes, verdict = settled.outcomes, settled.verdict
         for met in prepared.met:
             if met.caller is not None:
@@ -377,7 +377,7 @@ class Trace:
         template = self._world.template(domain, entries, addend, at_us)
         if template is None or template.rule.limits[0].count_denied or template.rule.leasing:
             return None
-        use = self._use(domain, template.rule, template.met.declared)
+        use = self._use(domain, template.rule, template.matched.declared)
         return _Kin(template, use) if len(use.limits) == 1 else None
 
     def _use(self, domain: str, rule: CompiledRule, declared: Rule | None) -> RuleUse:

@@ -241,7 +241,7 @@ def moment_us(text: str) -> int:
 _SECOND: Final = len("2026-01-31T14:03:07")
 _MOST_SECONDS: Final = 1_000
 _DIGITS: Final = 6
-"""Of a fraction of a second; what has more is read the long way."""
+"""Of a fraction of a second; what has more is read by the slow path."""
 
 
 class Moments:

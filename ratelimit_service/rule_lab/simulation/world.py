@@ -18,7 +18,7 @@ from ratelimit_service.limiter import (
     Planner,
     PlanTemplate,
     answer,
-    unasked,
+    settle_without_hits,
 )
 from ratelimit_service.model import Code, Decision, Entry, Hit, Request, Status
 from ratelimit_service.observability.health import Health
@@ -141,7 +141,7 @@ class World:
         """
         plans = self.plan(request, at_us)
         hits, lease = self.leased(plans)
-        settled = self.charge(hits, at_us) if hits else unasked(plans)
+        settled = self.charge(hits, at_us) if hits else settle_without_hits(plans)
         if settled.verdict is Verdict.FAILED:
             raise PolicyError(
                 "the rules of this domain have never loaded, and the failure policy is `error`"
