@@ -16,6 +16,7 @@ from ratelimit_service.model import (
     Entry,
     FailurePolicy,
     Hit,
+    Limit,
     Mode,
     Request,
     new_tuple,
@@ -104,19 +105,7 @@ class Planner:
             or match(domain, descriptor.entries, minute)
             for descriptor in request.descriptors
         ]
-        replaced: set[str] = set()
-        looked_at: set[MetNode] = set()
-        for rule_match in matches:
-            if not isinstance(rule_match, Match) or rule_match.met is None:
-                continue
-            if not rule_match.met.heed & REPLACES or rule_match.met in looked_at:
-                continue  # as nearly always
-            rule = rule_match.met.declared
-            assert rule is not None  # noqa: S101 -- its node says that it replaces others
-            # While none of its limits holds, a rule replaces no other.
-            if rule.unlimited or self.compiler.matched(domain, rule_match)[0].limits:
-                replaced |= rule.replaces
-                looked_at.add(rule_match.met)
+        replaced = self._replaced(domain, matches)
         plans = []
         for descriptor, rule_match in zip(request.descriptors, matches, strict=True):
             addend = descriptor.hits_addend
@@ -124,9 +113,8 @@ class Planner:
                 addend = request.hits_addend or 1
             if not isinstance(rule_match, Match):
                 brought, matched = self.compiler.override(domain, rule_match)
-                planned = _counted(
-                    brought, matched, descriptor.entries, (), addend, descriptor.is_negative_hits
-                )
+                returned = b"" if descriptor.is_negative_hits else None
+                planned = _counted(brought, matched, descriptor.entries, (), addend, returned)
                 plans.append(self._reported(planned, descriptor))
             elif rule_match.met is None or (replaced and _is_replaced(rule_match, replaced)):
                 plans.append(self._without(domain, rule_match, addend))
@@ -181,6 +169,23 @@ class Planner:
         )
         return PlanTemplate(rule, matched, addend, limit.names.stem(entries), rest)
 
+    def _replaced(self, domain: Domain, matches: Sequence[Match | Limit]) -> Collection[str]:
+        """The names of rules that are replaced by others which the request meets."""
+        replaced: set[str] = set()
+        looked_at: set[MetNode] = set()
+        for rule_match in matches:
+            if not isinstance(rule_match, Match) or rule_match.met is None:
+                continue
+            if not rule_match.met.heed & REPLACES or rule_match.met in looked_at:
+                continue  # as nearly always
+            rule = rule_match.met.declared
+            assert rule is not None  # noqa: S101 -- its node says that it replaces others
+            # While none of its limits holds, a rule replaces no other.
+            if rule.unlimited or self.compiler.matched(domain, rule_match)[0].limits:
+                replaced |= rule.replaces
+                looked_at.add(rule_match.met)
+        return replaced
+
     def _without(self, domain: Domain, rule_match: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
         if rule_match.rule is not None and rule_match.rule.unlimited:
@@ -196,13 +201,12 @@ class Planner:
         compiled, matched = self.compiler.matched(domain, rule_match)
         if not compiled.limits:
             return Plan(compiled, addend, (), matched)
-        refund = descriptor.is_negative_hits
-        lease = b""
-        if refund and len(rule_match.identity) < len(descriptor.entries):
-            lease = _lease(descriptor.entries[-1].value)
-        planned = _counted(
-            compiled, matched, rule_match.identity, rule_match.shared, addend, refund, lease
-        )
+        _, identity, shared, _, _ = rule_match
+        returned = None
+        if descriptor.is_negative_hits:
+            named = len(identity) < len(descriptor.entries)
+            returned = _lease(descriptor.entries[-1].value) if named else b""
+        planned = _counted(compiled, matched, identity, shared, addend, returned)
         return self._reported(planned, descriptor)
 
     def _reported(self, planned: Plan, descriptor: Descriptor) -> Plan:
@@ -271,51 +275,37 @@ def _counted(
     identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,
-    refund: bool = False,
-    lease: bytes = b"",
+    returned: bytes | None = None,
 ) -> Plan:
-    if len(rule.limits) == 1:
-        _, spec, count_denied, names, _, _, _ = rule.limits[0]
-        key = names.key(identity, shared)
-        given = addend if not lease or spec.algorithm.leases else 0
-        if refund and not spec.algorithm.refunded:
-            given = 0
-        hit = (
-            key,
+    """The plan of a descriptor that meets limits.
+
+    `returned` is None unless it gives hits back; else it is the id of the lease, if there is one.
+    """
+    lease = returned or b""
+    hits: tuple[Hit, ...] = ()
+    joined = False
+    for _, spec, count_denied, names, _, _, _ in rule.limits:
+        given = addend
+        if returned is not None:
+            # A request that gives back a lease gives back no hits of the other limits.
+            algorithm = spec.algorithm
+            given = addend if algorithm.refunded and (not lease or algorithm.leases) else 0
+        fields = (
+            names.key(identity, shared),
             spec,
             given,
             rule.hit_mode,
             count_denied,
-            refund,
+            returned is not None,
             lease,
-            False,
+            joined,
             rule.policy,
             None,
         )
-        return new_tuple(Plan, (rule, addend, (new_tuple(Hit, hit),), matched))
-    hits = []
-    # Each limit of a quota counts by itself, even where the quota cannot deny.
-    together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
-    for index, limit in enumerate(rule.limits):
-        # A request that gives back a lease gives back no hits of the other limits.
-        algorithm = limit.spec.algorithm
-        given = addend if not lease or algorithm.leases else 0
-        if refund and not algorithm.refunded:
-            given = 0
-        hits.append(
-            Hit(
-                limit.names.key(identity, shared),
-                limit.spec,
-                given,
-                rule.hit_mode,
-                limit.count_denied,
-                refund,
-                lease,
-                joined=together and index > 0,
-                policy=rule.policy,
-            )
-        )
-    return Plan(rule, addend, tuple(hits), matched)
+        hits += (new_tuple(Hit, fields),)
+        # Each limit of a quota counts by itself, even where the quota cannot deny.
+        joined = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
+    return new_tuple(Plan, (rule, addend, hits, matched))
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
