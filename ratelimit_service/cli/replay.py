@@ -88,16 +88,17 @@ def replay(
     from ratelimit_service.rule_lab.replay import play, report, sources, text  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.logs import Log  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.recorded import merged  # noqa: PLC0415
+    from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of  # noqa: PLC0415
     from ratelimit_service.settings import Settings  # noqa: PLC0415
 
     if page is not None and (why := _unwritable(page)):
         say(f"ratelimit: {printable(str(page))} cannot be written: {why}", err=True)
         return 2
     settings = Settings(count_denied=count_denied)
-    new = play.Trace(sources.rules_of(rules), settings, max_counters)
+    new = play.Trace(snapshot_of(rules), settings, max_counters)
     old = None
     if against is not None:
-        old = play.Trace(sources.rules_of(against), settings, max_counters)
+        old = play.Trace(snapshot_of(against), settings, max_counters)
     played = play.Replay(new, old)
     readers = sources.Readers(mapping)
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ from ratelimit_service.rule_lab.replay.recorded import Block, RecordedRequest
 from ratelimit_service.rule_lab.replay.sketches import CallerSample
 from ratelimit_service.rule_lab.replay.timeline import Timeline
 from ratelimit_service.rule_lab.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
-from ratelimit_service.rule_lab.simulation.world import World
+from ratelimit_service.rule_lab.simulation.simulator import Simulator
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Rule, Snapshot
@@ -84,7 +84,7 @@ class Trace:
     ) -> None:
         """`sample` callers of each rule are looked at one by one; `names` of the top are held."""
         self.snapshot = snapshot
-        self._world = World(snapshot, settings, max_counters)
+        self._simulator = Simulator(snapshot, settings, max_counters)
         self._counts_reported = settings.denied_counted is CountDenied.REPORTED
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
@@ -114,7 +114,7 @@ class Trace:
     @property
     def lost(self) -> int:
         """How many counters that still counted had to make room for others."""
-        return self._world.lost
+        return self._simulator.lost
 
     def ask(self, asked: RecordedRequest, at_us: int) -> bool:
         """Asks one request and notes what comes of it; tells whether it passes."""
@@ -172,7 +172,7 @@ class Trace:
     def _alone(self, met: Met, at_us: int) -> bool:
         """Charges a request of one hit and notes what came of it; tells whether it is denied."""
         use, caller = met.use, met.caller
-        remaining = self._world.charge_alone(met.kin[0], met.key, at_us)
+        remaining = self._simulator.charge_alone(met.kin[0], met.key, at_us)
         over = remaining < 0
         if use.brief:
             if not over or not met.enforced:
@@ -226,7 +226,7 @@ class Trace:
 
     def _renew(self, at_us: int) -> None:
         """Forgets all plans when other rules hold."""
-        phase = self._world.phase(at_us)
+        phase = self._simulator.phase(at_us)
         if phase != self._phase:
             self._phase = phase
             self._forget()
@@ -236,8 +236,8 @@ class Trace:
         hits = prepared.hits
         if hits:
             if prepared.leasing:
-                hits, _ = self._world.leased(prepared.plans)
-            settled = self._world.charge(hits, at_us)
+                hits, _ = self._simulator.leased(prepared.plans)
+            settled = self._simulator.charge(hits, at_us)
         else:
             settled = settle_without_hits(prepared.plans)
         outcomes, verdict = settled.outcomes, settled.verdict
@@ -309,7 +309,7 @@ class Trace:
     def _prepare(self, request: Request, at_us: int) -> Prepared:
         """Plans a request."""
         bare = _without_leases(request)
-        plans = self._world.plan(bare, at_us)
+        plans = self._simulator.plan(bare, at_us)
         met: list[Met] = []
         hits: list[Hit] = []
         unmatched = False
@@ -374,7 +374,7 @@ class Trace:
     def _new_kin(
         self, domain: str, entries: Sequence[Entry], addend: int, at_us: int
     ) -> _Kin | None:
-        template = self._world.template(domain, entries, addend, at_us)
+        template = self._simulator.template(domain, entries, addend, at_us)
         if template is None or template.rule.limits[0].count_denied or template.rule.leasing:
             return None
         use = self._use(domain, template.rule, template.matched.declared)

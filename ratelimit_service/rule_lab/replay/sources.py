@@ -1,35 +1,18 @@
-"""From the words of a command line to what is replayed: rules, and logs of any kind."""
+"""Which reader a log needs, by its first line."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from ratelimit_service.errors import RulesError
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.replay.csv_log import Cells, CsvLog
 from ratelimit_service.rule_lab.replay.decision_log import AskedText, DecisionLogReader
 from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, read_mapping
 from ratelimit_service.rule_lab.replay.json_lines import Value
 from ratelimit_service.rule_lab.replay.logs import LogError, LogReader
 from ratelimit_service.rule_lab.replay.recorded import Known
-from ratelimit_service.rules.from_files import FromFiles
-from ratelimit_service.rules.lint import lint
-from ratelimit_service.rules.load import Rules
-from ratelimit_service.rules.tree import Snapshot
 
-__all__ = ["Readers", "rules_of"]
-
-
-def rules_of(path: Path) -> Snapshot:
-    """The rules of a file or directory. Raises RulesError with all that is wrong in them."""
-    problems = [problem for problem in lint([path]).problems if problem.fatal(strict=False)]
-    if problems:
-        raise RulesError("\n".join(map(str, problems)))
-    rules = Rules(FromFiles(path), stats=Stats(), health=Health())
-    rules.load()
-    return rules.snapshot
+__all__ = ["Readers"]
 
 
 class Readers:

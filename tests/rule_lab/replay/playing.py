@@ -16,7 +16,7 @@ from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.rule_lab.replay.play import Replay, Trace
 from ratelimit_service.rule_lab.replay.recorded import Block, RecordedRequest
 from ratelimit_service.rule_lab.replay.report import Report, report_of
-from ratelimit_service.rule_lab.replay.sources import rules_of
+from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.settings import Settings
 
 DAY = "unit: day, requests_per_unit: 1"
@@ -88,8 +88,8 @@ def played(
     records: Sequence[Recorded], new: Path, old: Path | None = None, percent: float = 1.0
 ) -> Report:
     """The report on these requests."""
-    trace = Trace(rules_of(new), Settings())
-    before = Trace(rules_of(old), Settings()) if old else None
+    trace = Trace(snapshot_of(new), Settings())
+    before = Trace(snapshot_of(old), Settings()) if old else None
     replay = Replay(trace, before)
     replay.play(block_of(records))
     return report_of(replay, new="new", old="old" if old else None, logs=["log"], percent=percent)

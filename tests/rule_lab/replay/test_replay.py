@@ -16,9 +16,9 @@ from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.rule_lab.replay.play import Replay, Trace
 from ratelimit_service.rule_lab.replay.recorded import RecordedRequest
 from ratelimit_service.rule_lab.replay.report import RuleReport
-from ratelimit_service.rule_lab.replay.sources import rules_of
 from ratelimit_service.rule_lab.replay.text import lines_of
-from ratelimit_service.rule_lab.simulation.world import World
+from ratelimit_service.rule_lab.simulation.simulator import Simulator
+from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.settings import Settings
 from tests.examples import up_to
 from tests.rule_lab.replay import playing
@@ -74,13 +74,13 @@ asked = st.lists(
 def test_replay_answers_as_the_limiter_does(steps: list[tuple[int, list[Descriptor]]]) -> None:
     """Each request gets the code that the limiter gives it, and is counted once as what it was."""
     with TemporaryDirectory() as directory:
-        snapshot = rules_of(rules_file(Path(directory), RULES))
-    world, trace = World(snapshot, Settings()), Trace(snapshot, Settings())
+        snapshot = snapshot_of(rules_file(Path(directory), RULES))
+    simulator, trace = Simulator(snapshot, Settings()), Trace(snapshot, Settings())
     now, denied = START_US, 0
     for wait_us, each in steps:
         now += wait_us
         request = Request("api", tuple(each))
-        expected = world.decide(request, now).decision.code is Code.OK
+        expected = simulator.decide(request, now).decision.code is Code.OK
         assert trace.ask(RecordedRequest(request), now) is expected
         denied += not expected
 
@@ -90,7 +90,7 @@ def test_replay_answers_as_the_limiter_does(steps: list[tuple[int, list[Descript
             not descriptor.is_negative_hits and found.declared is rule
             for _, each in steps
             for descriptor, rule in zip(
-                each, world.decide(Request("api", tuple(each)), now).rules, strict=True
+                each, simulator.decide(Request("api", tuple(each)), now).rules, strict=True
             )
         )
         unlimited = not found.rule.limits
@@ -334,7 +334,7 @@ def test_nearly_reached(tmp_path: Path) -> None:
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """However many callers there are, only so many names, plans and counters are held."""
     trace = Trace(
-        rules_of(limited(tmp_path, "unit: day, requests_per_unit: 1")),
+        snapshot_of(limited(tmp_path, "unit: day, requests_per_unit: 1")),
         Settings(),
         max_counters=50,
         most_prepared=50,
@@ -356,7 +356,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 def test_requests_far_too_late_are_asked_at_the_time_reached(tmp_path: Path) -> None:
     """A request from before the time that a replay has come to is asked then, and is told."""
-    trace = Trace(rules_of(limited(tmp_path, "unit: second, requests_per_unit: 1")), Settings())
+    trace = Trace(snapshot_of(limited(tmp_path, "unit: second, requests_per_unit: 1")), Settings())
     replay = Replay(trace)
 
     replay.play(block_of([record(START_US + SECOND_US, "a"), record(START_US, "a")]))
@@ -372,7 +372,7 @@ def record(at_us: int, user: str, hits: int | None = None) -> Recorded:
 @pytest.mark.parametrize("descriptors", [1, 2])
 def test_large_values_take_bounded_memory(tmp_path: Path, descriptors: int) -> None:
     """However large requests are, what is remembered of them is not."""
-    trace = Trace(rules_of(limited(tmp_path, "unit: day, requests_per_unit: 5")), Settings())
+    trace = Trace(snapshot_of(limited(tmp_path, "unit: day, requests_per_unit: 5")), Settings())
     replay = Replay(trace)
     tracemalloc.start()
     for number in range(60):

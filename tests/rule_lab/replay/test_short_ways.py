@@ -22,8 +22,8 @@ from ratelimit_service.rule_lab.replay.logs import Lines
 from ratelimit_service.rule_lab.replay.play import Replay, Trace
 from ratelimit_service.rule_lab.replay.recorded import Moments, RecordedRequest, moment_us
 from ratelimit_service.rule_lab.replay.report import Report, report_of
-from ratelimit_service.rule_lab.replay.sources import rules_of
 from ratelimit_service.rule_lab.replay.use import Caller
+from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
 from tests.examples import up_to
@@ -121,7 +121,7 @@ def report(replay: Replay) -> Report:
 def snapshot(most: int, more: str) -> Snapshot:
     """The rules with this limit for users."""
     with TemporaryDirectory() as directory:
-        return rules_of(rules_file(Path(directory), RULES.format(most=most, more=more)))
+        return snapshot_of(rules_file(Path(directory), RULES.format(most=most, more=more)))
 
 
 @given(
