@@ -184,8 +184,8 @@ def _tell_unread(opened: Sequence[Log]) -> int:
     """Says which lines could not be read, the first ones of each log; returns how many."""
     for log in opened:
         lines = log.lines
-        for told in lines.told:
-            say(told, err=True)
-        if more := lines.unread - len(lines.told):
+        for problem in lines.problems:
+            say(problem, err=True)
+        if more := lines.unread - len(lines.problems):
             say(f"{log.name}: {count(more, 'more line')} cannot be read", err=True)
     return sum(log.lines.unread for log in opened)

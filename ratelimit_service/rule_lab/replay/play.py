@@ -25,7 +25,7 @@ from ratelimit_service.model import (
     Hit,
     Request,
 )
-from ratelimit_service.rule_lab.replay.met import Met, Prepared, alone_of
+from ratelimit_service.rule_lab.replay.matched import Matched, PreparedRequest, alone_of
 from ratelimit_service.rule_lab.replay.recorded import Block, RecordedRequest
 from ratelimit_service.rule_lab.replay.sketches import CallerSample
 from ratelimit_service.rule_lab.replay.timeline import Timeline
@@ -46,15 +46,15 @@ _MOST_PREPARED: Final = 1 << 16
 _MOST_BYTES: Final = 1 << 25
 """Of all requests that are remembered with their plans."""
 
-_MOST_KIN: Final = 1 << 12
-_MOST_KIN_BYTES: Final = 4_096
+_MOST_TEMPLATES: Final = 1 << 12
+_MOST_TEMPLATE_BYTES: Final = 4_096
 """Of a request that may be of a kind."""
 
 _MOST_DOMAINS: Final = 1_000
 _WITHIN: Final = Verdict.WITHIN
 
 
-class _Kin:
+class _TemplateUse:
     """All requests that differ only in the value of their only descriptor's last entry."""
 
     __slots__ = ("planned", "template", "use")
@@ -71,7 +71,7 @@ _Shape = tuple[str, tuple[Entry, ...], str, int]
 
 
 class Trace:
-    """What one set of rules makes of the requests: each is `ask`ed."""
+    """What one set of rules makes of recorded requests."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ class Trace:
         self._counts_reported = settings.denied_counted is CountDenied.REPORTED
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
-        self.beside: Trace | None = None
+        self.compared_with: Trace | None = None
         """Where two sets of rules are compared, the other one, which is asked first. Each keeps
         plans of its own. The report tells of rules that both have by the other one's numbers. So of
         such a rule only its denials are noted here."""
         self._prepared: list[RecordedRequest] = []
-        """Requests that have a plan: a `Met` if they are one hit and nothing else."""
-        self._waiting: list[Met] = []
+        """Requests that have a plan: a `Matched` if they are one hit and nothing else."""
+        self._waiting: list[Matched] = []
         """Of callers that came since all were followed."""
         self._most_prepared = most_prepared
         self._bytes = 0
         """Of the requests that are remembered."""
-        self._kin: dict[_Shape, _Kin | bool] = {}
+        self._templates: dict[_Shape, _TemplateUse | bool] = {}
         """What requests of a shape have in common. False: it came once; True: they have nothing."""
         self._sample = sample
         self._names = names
@@ -108,7 +108,7 @@ class Trace:
         self.timeline = Timeline()
         self.unmatched: Counter[str] = Counter()
         """Requests in which a descriptor met no rule, by domain; there are only so many."""
-        self.deciding: Met | None = None
+        self.deciding: Matched | None = None
         """Of the last request the descriptor that denied it, if one did."""
 
     @property
@@ -116,22 +116,24 @@ class Trace:
         """How many counters that still counted had to make room for others."""
         return self._simulator.lost
 
-    def ask(self, asked: RecordedRequest, at_us: int) -> bool:
+    def decide(self, recorded: RecordedRequest, at_us: int) -> bool:
         """Asks one request and notes what comes of it; tells whether it passes."""
         self._renew(at_us)
-        passes = self._ask(self._prepared_for(asked, at_us), at_us)
+        passes = self._decide(self._prepared_for(recorded, at_us), at_us)
         self.timeline.add(at_us, int(not passes))
         self._follow_all()
         return passes
 
-    def ask_all(self, requests: list[RecordedRequest], times: list[int]) -> dict[int, Met | None]:
-        """As `ask` for each of them, at its time; tells those that are denied, by their places.
+    def decide_all(
+        self, requests: list[RecordedRequest], times: list[int]
+    ) -> dict[int, Matched | None]:
+        """As `decide` for each of them, at its time; tells those that are denied, by their indices.
 
         With each of these is the descriptor that denied it, if one did.
         """
-        denied: dict[int, Met | None] = {}
+        denied: dict[int, Matched | None] = {}
         if self.snapshot.times is None:
-            self._ask_part(requests, times, 0, denied)
+            self._decide_part(requests, times, 0, denied)
         else:
             start = 0
             while start < len(times):
@@ -140,67 +142,68 @@ class Trace:
                     times[start] // MINUTE_US + 1
                 ) * MINUTE_US  # until then the same rules hold
                 end = bisect_left(times, next_us, start)
-                self._ask_part(requests[start:end], times[start:end], start, denied)
+                self._decide_part(requests[start:end], times[start:end], start, denied)
                 start = end
-        if self.beside is None:
-            self.timeline.add_all(times, [times[place] for place in denied])
+        if self.compared_with is None:
+            self.timeline.add_all(times, [times[index] for index in denied])
         self._follow_all()
         return denied
 
-    def _ask_part(
+    def _decide_part(
         self,
         requests: list[RecordedRequest],
         times: list[int],
         start: int,
-        denied: dict[int, Met | None],
+        denied: dict[int, Matched | None],
     ) -> None:
         """Asks requests while the same rules hold; adds those that are denied.
 
-        Their places count from `start`. Nearly every request is one hit, and noted by a fast path.
+        Their indices count from `start`. Nearly every request is one hit, and noted by a fast path.
         """
-        beside = self.beside is not None
-        for place, asked in enumerate(requests):
-            at_us = times[place]
-            remembered = asked.beside if beside else asked.plan
-            plan = remembered if isinstance(remembered, Met) else self._plan(asked, at_us)
-            if isinstance(plan, Met):
+        beside = self.compared_with is not None
+        for index, recorded in enumerate(requests):
+            at_us = times[index]
+            remembered = recorded.compared_plan if beside else recorded.plan
+            plan = remembered if isinstance(remembered, Matched) else self._plan(recorded, at_us)
+            if isinstance(plan, Matched):
                 if self._alone(plan, at_us):
-                    denied[start + place] = plan
-            elif not self._ask(plan, at_us):
-                denied[start + place] = self.deciding
+                    denied[start + index] = plan
+            elif not self._decide(plan, at_us):
+                denied[start + index] = self.deciding
 
-    def _alone(self, met: Met, at_us: int) -> bool:
+    def _alone(self, matched: Matched, at_us: int) -> bool:
         """Charges a request of one hit and notes what came of it; tells whether it is denied."""
-        use, caller = met.use, met.caller
-        remaining = self._simulator.charge_alone(met.kin[0], met.key, at_us)
+        use, caller = matched.use, matched.caller
+        remaining = self._simulator.charge_alone(matched.template_hits[0], matched.key, at_us)
         over = remaining < 0
         if use.brief:
-            if not over or not met.enforced:
+            if not over or not matched.enforced:
                 return False
             return self._deny(use)
         if caller is not None:
-            if not met.times:
-                self._wait(met, caller)
-            met.times.append(at_us)
-        use.asked += 1
-        use.hits += met.addend
+            if not matched.times:
+                self._wait(matched, caller)
+            matched.times.append(at_us)
+        use.requests += 1
+        use.hits += matched.addend
         denied = False
         if over:
             remaining = -1 - remaining
-            denied = self._over(met, use, at_us)
+            denied = self._over(matched, use, at_us)
         else:
             use.timeline.add(at_us)
         if remaining < use.least:
-            use.reach(remaining, met.name, at_us)
+            limit = use.limits[0]
+            use.reach(limit.spec.limit - remaining, limit, matched.name, at_us)
         return denied
 
-    def _over(self, met: Met, use: RuleUse, at_us: int) -> bool:
+    def _over(self, matched: Matched, use: RuleUse, at_us: int) -> bool:
         """Notes that a request's only hit was over; tells whether that denies it."""
         use.timeline.add(at_us, 1)
-        use.deniers.add(met.name)
-        if met.caller is not None:
-            met.caller.denied += 1
-        if not met.enforced:
+        use.deniers.add(matched.name)
+        if matched.caller is not None:
+            matched.caller.denied += 1
+        if not matched.enforced:
             use.admitted_over += 1
             return False
         return self._deny(use)
@@ -211,18 +214,18 @@ class Trace:
         self.denied += 1
         return True
 
-    def _wait(self, met: Met, caller: Caller) -> None:
+    def _wait(self, matched: Matched, caller: Caller) -> None:
         """Puts off following a caller until the requests of a block have been asked."""
         if caller.waiting:
             self._follow_all()  # it came with another request, by which it is followed first
         caller.waiting = True
-        self._waiting.append(met)
+        self._waiting.append(matched)
 
     def _follow_all(self) -> None:
         waiting = self._waiting
         self._waiting = []
-        for met in waiting:
-            met.follow()
+        for matched in waiting:
+            matched.follow()
 
     def _renew(self, at_us: int) -> None:
         """Forgets all plans when other rules hold."""
@@ -230,9 +233,9 @@ class Trace:
         if phase != self._phase:
             self._phase = phase
             self._forget()
-            self._kin.clear()
+            self._templates.clear()
 
-    def _ask(self, prepared: Prepared, at_us: int) -> bool:
+    def _decide(self, prepared: PreparedRequest, at_us: int) -> bool:
         hits = prepared.hits
         if hits:
             if prepared.leasing:
@@ -241,40 +244,40 @@ class Trace:
         else:
             settled = settle_without_hits(prepared.plans)
         outcomes, verdict = settled.outcomes, settled.verdict
-        for met in prepared.met:
-            if met.caller is not None:
-                self._wait(met, met.caller)
-                met.times.append(at_us)
-            if met.refund:
-                met.use.refunds += 1
+        for matched in prepared.matched:
+            if matched.caller is not None:
+                self._wait(matched, matched.caller)
+                matched.times.append(at_us)
+            if matched.refund:
+                matched.use.refunds += 1
             elif verdict is _WITHIN:
                 # The verdict says that every hit has an outcome.
-                met.use.within(met.name, met.addend, outcomes, met.start, at_us)  # type: ignore[arg-type]
+                matched.use.within(matched.name, matched.addend, outcomes, matched.start, at_us)  # type: ignore[arg-type]
         if prepared.unmatched:
             self._note_unmatched(prepared.request.domain)
         if verdict is _WITHIN:
             return True
         return self._settled(prepared, settled, at_us)
 
-    def _settled(self, prepared: Prepared, settled: Settled, at_us: int) -> bool:
+    def _settled(self, prepared: PreparedRequest, settled: Settled, at_us: int) -> bool:
         passes = settled.verdict.passes
         self.deciding = None
-        for met in prepared.met:
-            if met.refund:
+        for matched in prepared.matched:
+            if matched.refund:
                 continue
-            end = met.start + len(met.hits)
-            over = met.use.settled(
-                met.name,
-                met.addend,
-                settled.outcomes[met.start : end],
+            end = matched.start + len(matched.hits)
+            over = matched.use.settled(
+                matched.name,
+                matched.addend,
+                settled.outcomes[matched.start : end],
                 at_us,
                 passes=passes,
-                enforced=met.enforced,
+                enforced=matched.enforced,
             )
-            if over and met.caller is not None:
-                met.caller.denied += 1
-            if met.start <= settled.by < end:
-                self.deciding = met
+            if over and matched.caller is not None:
+                matched.caller.denied += 1
+            if matched.start <= settled.by < end:
+                self.deciding = matched
         if not passes:
             self.denied += 1
         return passes
@@ -283,34 +286,38 @@ class Trace:
         if domain in self.unmatched or len(self.unmatched) < _MOST_DOMAINS:
             self.unmatched[domain] += 1
 
-    def _plan(self, asked: RecordedRequest, at_us: int) -> Met | Prepared:
-        """What a request meets: a `Met` if that is one hit and nothing else. It is remembered."""
-        remembered = asked.beside if self.beside else asked.plan
-        if isinstance(remembered, Prepared):
+    def _plan(self, recorded: RecordedRequest, at_us: int) -> Matched | PreparedRequest:
+        """What a request meets, to be remembered; a `Matched` if that is one hit and no more."""
+        remembered = recorded.compared_plan if self.compared_with else recorded.plan
+        if isinstance(remembered, PreparedRequest):
             return remembered
-        met = self._of_kin(asked.request, at_us) if asked.size <= _MOST_KIN_BYTES else None
-        if met is not None:
-            self._remember(asked, met)
-            return met
-        prepared = self._prepare(asked.request, at_us)
+        matched = (
+            self._from_template(recorded.request, at_us)
+            if recorded.size <= _MOST_TEMPLATE_BYTES
+            else None
+        )
+        if matched is not None:
+            self._remember(recorded, matched)
+            return matched
+        prepared = self._prepare(recorded.request, at_us)
         plan = alone_of(prepared) or prepared
-        self._remember(asked, plan)
+        self._remember(recorded, plan)
         return plan
 
-    def _prepared_for(self, asked: RecordedRequest, at_us: int) -> Prepared:
+    def _prepared_for(self, recorded: RecordedRequest, at_us: int) -> PreparedRequest:
         """The same, whatever it meets."""
-        plan = asked.beside if self.beside else asked.plan
-        if isinstance(plan, Prepared):
+        plan = recorded.compared_plan if self.compared_with else recorded.plan
+        if isinstance(plan, PreparedRequest):
             return plan
-        prepared = self._prepare(asked.request, at_us)
-        self._remember(asked, prepared)
+        prepared = self._prepare(recorded.request, at_us)
+        self._remember(recorded, prepared)
         return prepared
 
-    def _prepare(self, request: Request, at_us: int) -> Prepared:
+    def _prepare(self, request: Request, at_us: int) -> PreparedRequest:
         """Plans a request."""
         bare = _without_leases(request)
         plans = self._simulator.plan(bare, at_us)
-        met: list[Met] = []
+        matched: list[Matched] = []
         hits: list[Hit] = []
         unmatched = False
         for descriptor, planned in zip(bare.descriptors, plans, strict=True):
@@ -321,32 +328,32 @@ class Trace:
             hits += planned.hits
             caller = self._caller(request.domain, descriptor, at_us)
             use = self._use(request.domain, planned.rule, planned.declared)
-            met.append(Met(use, planned, start, caller))
-        return Prepared(request, plans, hits, met, unmatched)
+            matched.append(Matched(use, planned, start, caller))
+        return PreparedRequest(request, plans, hits, matched, unmatched)
 
-    def _remember(self, asked: RecordedRequest, plan: Met | Prepared) -> None:
+    def _remember(self, recorded: RecordedRequest, plan: Matched | PreparedRequest) -> None:
         """Keeps a plan with its request; if there are too many, all others are forgotten."""
-        size = asked.size
+        size = recorded.size
         many = len(self._prepared) >= self._most_prepared
         if many or self._bytes + size > _MOST_BYTES:
             self._forget()
         self._bytes += size
-        self._prepared.append(asked)
-        if self.beside:
-            asked.beside = plan
+        self._prepared.append(recorded)
+        if self.compared_with:
+            recorded.compared_plan = plan
         else:
-            asked.plan = plan
+            recorded.plan = plan
 
     def _forget(self) -> None:
-        for asked in self._prepared:
-            if self.beside:
-                asked.beside = None
+        for recorded in self._prepared:
+            if self.compared_with:
+                recorded.compared_plan = None
             else:
-                asked.plan = None
+                recorded.plan = None
         self._prepared.clear()
         self._bytes = 0
 
-    def _of_kin(self, request: Request, at_us: int) -> Met | None:
+    def _from_template(self, request: Request, at_us: int) -> Matched | None:
         """The same by what was found out for requests that only have another last value."""
         if len(request.descriptors) != 1:
             return None
@@ -356,29 +363,31 @@ class Trace:
         if limit is not None or refund or not addend or not entries:
             return None
         if self._counts_reported and request.descriptors[0].hits_addend is not None:
-            return None  # those of a kin bring no number of their own
+            return None  # those of a template bring no number of their own
         key, value = entries[-1]
         shape = request.domain, entries[:-1], key, addend
-        kin = self._kin.get(shape)
-        if kin is None:
-            if len(self._kin) >= _MOST_KIN:
-                self._kin.clear()
-            self._kin[shape] = False
+        common = self._templates.get(shape)
+        if common is None:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            self._templates[shape] = False
             return None
-        if kin is False:
-            kin = self._kin[shape] = self._new_kin(request.domain, entries, addend, at_us) or True
-        if not isinstance(kin, _Kin) or not value.isascii():
+        if common is False:
+            common = self._templates[shape] = (
+                self._new_template(request.domain, entries, addend, at_us) or True
+            )
+        if not isinstance(common, _TemplateUse) or not value.isascii():
             return None
-        return Met(kin.use, kin.planned, 0, entries, kin.template.key(value.encode()))
+        return Matched(common.use, common.planned, 0, entries, common.template.key(value.encode()))
 
-    def _new_kin(
+    def _new_template(
         self, domain: str, entries: Sequence[Entry], addend: int, at_us: int
-    ) -> _Kin | None:
+    ) -> _TemplateUse | None:
         template = self._simulator.template(domain, entries, addend, at_us)
         if template is None or template.rule.limits[0].count_denied or template.rule.leasing:
             return None
         use = self._use(domain, template.rule, template.matched.declared)
-        return _Kin(template, use) if len(use.limits) == 1 else None
+        return _TemplateUse(template, use) if len(use.limits) == 1 else None
 
     def _use(self, domain: str, rule: CompiledRule, declared: Rule | None) -> RuleUse:
         """The use of a rule. Limits that callers bring are one rule, of the limit seen first."""
@@ -389,7 +398,7 @@ class Trace:
         use = self.uses.get(key)
         if use is None:
             use = self.uses[key] = RuleUse(rule, declared, self._sample, self._names)
-            use.brief = self.beside is not None and key in self.beside.uses
+            use.brief = self.compared_with is not None and key in self.compared_with.uses
         return use
 
     def _caller(
@@ -398,8 +407,8 @@ class Trace:
         """What its counter counts: the entries of a descriptor that name the caller."""
         domain = self.snapshot.domains.get(domain_name)
         if domain is not None and descriptor.limit is None:
-            found = match(domain, descriptor.entries, at_us // MINUTE_US)
-            return found.identity or descriptor.entries
+            rule_match = match(domain, descriptor.entries, at_us // MINUTE_US)
+            return rule_match.identity or descriptor.entries
         return descriptor.entries
 
 
@@ -425,17 +434,17 @@ class SideChanges:
         self.names = TopNames[str](TOP_NAMES)
         self.callers = CallerSample[str](SAMPLE)
 
-    def note(self, met: Met | None) -> None:
+    def note(self, matched: Matched | None) -> None:
         """Notes a request by the descriptor that one of the two denied it for."""
         self.requests += 1
-        if met is None:
+        if matched is None:
             return
-        self.names.add(met.name)
-        met.use.changed.add(met.name)
-        place = met.name_place
-        for sample in (self.callers, met.use.changed_callers):
-            if sample.wants(place) and sample.get(place) is None:
-                sample.put(place, met.name)
+        self.names.add(matched.name)
+        matched.use.changed.add(matched.name)
+        name_hash = matched.name_hash
+        for sample in (self.callers, matched.use.changed_callers):
+            if sample.wants(name_hash) and sample.get(name_hash) is None:
+                sample.put(name_hash, matched.name)
 
 
 class Replay:
@@ -445,7 +454,7 @@ class Replay:
         self.new = new
         self.old = old
         if old is not None:
-            old.beside = new
+            old.compared_with = new
         self.requests = 0
         self.late = 0
         """Requests that stood too far back in their log; they count as of the time reached."""
@@ -473,12 +482,12 @@ class Replay:
         for code in Code:
             if came := codes.count(code):
                 self.recorded[code] += came
-        denied = new.ask_all(requests, times)
+        denied = new.decide_all(requests, times)
         if old is None:
             return
-        before = old.ask_all(requests, times)
-        for place in sorted(denied.keys() ^ before.keys()):
-            if place in denied:
-                self.newly_denied.note(denied[place])
+        before = old.decide_all(requests, times)
+        for index in sorted(denied.keys() ^ before.keys()):
+            if index in denied:
+                self.newly_denied.note(denied[index])
             else:
-                self.newly_allowed.note(before[place])
+                self.newly_allowed.note(before[index])

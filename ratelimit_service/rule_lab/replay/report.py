@@ -169,7 +169,7 @@ def _plain_plot(plot: Plot) -> dict[str, object]:
     return {
         "width_seconds": plot.width_seconds,
         "spans": [
-            {"start": moment(span.start_us), "asked": span.asked, "denied": span.denied}
+            {"start": moment(span.start_us), "asked": span.requests, "denied": span.denied}
             for span in plot.spans
         ],
     }
@@ -253,7 +253,7 @@ def _rule(
     declared = use.declared
     compared = replay.old is not None
     denied_callers = sum(caller.denied > 0 for caller in use.callers)
-    limits = tuple(_limit(limit, place, use, percent) for place, limit in enumerate(use.limits))
+    limits = tuple(_limit(limit, index, use, percent) for index, limit in enumerate(use.limits))
     over = use.denied + use.admitted_over
     busiest, busiest_us = use.timeline.busiest()
     return RuleReport(
@@ -261,9 +261,9 @@ def _rule(
         rule=path or "limits that callers bring",
         source=str(declared.source) if declared else "",
         mode=_mode(use),
-        asked=use.asked,
+        asked=use.requests,
         hits=use.hits,
-        allowed=use.asked - use.denied - use.held_back,
+        allowed=use.requests - use.denied - use.held_back,
         denied=use.denied,
         admitted_over=use.admitted_over,
         held_back=use.held_back,
@@ -290,12 +290,12 @@ def _mode(use: RuleUse) -> str:
     return {Mode.ENFORCED: "enforced", Mode.SHADOW: "shadow", Mode.QUOTA: "quota"}[use.rule.mode]
 
 
-def _limit(limit: LimitUse, place: int, use: RuleUse, percent: float) -> LimitReport:
+def _limit(limit: LimitUse, index: int, use: RuleUse, percent: float) -> LimitReport:
     most = limit.spec.limit
     demand = [0] * (len(DEMAND_BOUNDS) + 1)
     if limit.demand is not None and most:
         for caller in use.callers:
-            share = caller.peaks[place] / most
+            share = caller.peaks[index] / most
             demand[sum(share > bound for bound in DEMAND_BOUNDS)] += 1
     return LimitReport(
         text=limit_text(limit.limit),
@@ -305,7 +305,7 @@ def _limit(limit: LimitUse, place: int, use: RuleUse, percent: float) -> LimitRe
         peak_caller=limit.peak_name,
         peak_at=moment(limit.peak_us),
         denied=limit.denied,
-        suggestions=tuple(suggestions(limit, place, use, percent)),
+        suggestions=tuple(suggestions(limit, index, use, percent)),
         demand=tuple(demand),
     )
 
@@ -327,7 +327,7 @@ def _of_rule(use: RuleUse) -> ChangeReport:
 
 
 def _unmet(trace: Trace) -> tuple[UnmetRule, ...]:
-    met = {  # a rule has several uses if its limits hold at different times
+    matched = {  # a rule has several uses if its limits hold at different times
         (domain, use.declared.path)
         for (domain, _), use in trace.uses.items()
         if use.declared is not None
@@ -336,7 +336,7 @@ def _unmet(trace: Trace) -> tuple[UnmetRule, ...]:
         UnmetRule(domain.name, rule.path, str(rule.source))
         for domain in trace.snapshot.domains.values()
         for rule in domain.rules
-        if (domain.name, rule.path) not in met
+        if (domain.name, rule.path) not in matched
     )
 
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from ratelimit_service.rule_lab.replay.csv_log import Cells, CsvLog
-from ratelimit_service.rule_lab.replay.decision_log import AskedText, DecisionLogReader
+from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader, RequestText
 from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, read_mapping
 from ratelimit_service.rule_lab.replay.json_lines import Value
 from ratelimit_service.rule_lab.replay.logs import LogError, LogReader
-from ratelimit_service.rule_lab.replay.recorded import Known
+from ratelimit_service.rule_lab.replay.recorded import RequestCache
 
 __all__ = ["Readers"]
 
@@ -21,20 +21,20 @@ class Readers:
     def __init__(self, mapping: Path | None = None) -> None:
         """`mapping` says which fields of JSON lines make requests. Raises LogError."""
         self._mapped = read_mapping(mapping) if mapping is not None else None
-        self._asked = Known[AskedText]()
-        self._rows: dict[str, Known[Cells]] = {}
-        self._fields = Known[tuple[Value, ...]]()
+        self._decisions = RequestCache[RequestText]()
+        self._rows: dict[str, RequestCache[Cells]] = {}
+        self._fields = RequestCache[tuple[Value, ...]]()
 
     def reader_of(self, name: str, first: str) -> LogReader:
         """What reads a log with this first line. Raises LogError if nothing does."""
         if not first.lstrip().startswith("{"):
-            return CsvLog(name, first, self._rows.setdefault(first, Known()))
+            return CsvLog(name, first, self._rows.setdefault(first, RequestCache()))
         try:
             fields = json.loads(first)
         except (ValueError, RecursionError) as error:
             raise LogError(f"{name}:1: the line is no JSON: {error}") from error
         if "v" in fields and "by" in fields and fields.keys() & {"descriptors", "unreadable"}:
-            return DecisionLogReader(self._asked)
+            return DecisionLogReader(self._decisions)
         if self._mapped is None:
             raise LogError(
                 f"{name}:1: this is JSON, but no decision log of ratelimit: for an access log of "

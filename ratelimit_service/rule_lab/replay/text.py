@@ -48,9 +48,9 @@ def headline(report: Report) -> Iterator[str]:
         if not report.changes:
             yield "no request changes side"
     if report.recorded:
-        told = sum(report.recorded.values())
+        recorded = sum(report.recorded.values())
         denied = report.recorded.get("OVER_LIMIT", 0)
-        yield f"the logs say that {part(denied, told)} were denied when they were recorded"
+        yield f"the logs say that {part(denied, recorded)} were denied when they were recorded"
 
 
 def changed(change: ChangeReport) -> str:

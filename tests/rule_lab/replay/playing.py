@@ -36,13 +36,16 @@ def block_of(
 ) -> Block:
     """Records as logs are read; requests that are `known` already are asked again."""
     known = {} if known is None else known
-    asked = [known.setdefault(each.request, RecordedRequest(each.request)) for each in records]
-    return Block([each.at_us for each in records], asked, [each.code for each in records])
+    requests = [known.setdefault(each.request, RecordedRequest(each.request)) for each in records]
+    return Block([each.at_us for each in records], requests, [each.code for each in records])
 
 
 def records_of(block: Block) -> list[Recorded]:
     """The records of a block."""
-    return [Recorded(at_us, asked.request, code) for at_us, asked, code in zip(*block, strict=True)]
+    return [
+        Recorded(at_us, recorded.request, code)
+        for at_us, recorded, code in zip(*block, strict=True)
+    ]
 
 
 def flat(blocks: Iterator[Block]) -> list[Recorded]:
@@ -50,7 +53,7 @@ def flat(blocks: Iterator[Block]) -> list[Recorded]:
     return list(chain.from_iterable(map(records_of, blocks)))
 
 
-def asked(domain: str, hits: int | None, *entries: tuple[str, str]) -> Request:
+def request_of(domain: str, hits: int | None, *entries: tuple[str, str]) -> Request:
     """A request of one descriptor."""
     return Request(domain, (Descriptor(tuple(Entry(*e) for e in entries), hits_addend=hits),))
 
@@ -110,5 +113,5 @@ class Ran(NamedTuple):
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Ran:
     """Runs `ratelimit replay` in this process."""
     code = ratelimit.main(["replay", *map(str, arguments)], standalone_mode=False)
-    said = capsys.readouterr()
-    return Ran(code, said.out, said.err)
+    printed = capsys.readouterr()
+    return Ran(code, printed.out, printed.err)
