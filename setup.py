@@ -41,7 +41,8 @@ COMPILED = """
     grpc/h2/admission grpc/h2/presence
     grpc/h2/client grpc/h2/gathered grpc/h2/callers grpc/h2/calls grpc/h2/overload
     rule_lab/simulation/simulator rule_lab/replay/sketches rule_lab/replay/timeline
-    rule_lab/replay/use rule_lab/replay/matched rule_lab/replay/play rule_lab/replay/recorded
+    rule_lab/replay/use rule_lab/replay/matched rule_lab/replay/trace rule_lab/replay/play
+    rule_lab/replay/recorded
     rule_lab/replay/logs rule_lab/replay/csv_log rule_lab/replay/envoy_log
     rule_lab/replay/decision_log
 """

@@ -28,8 +28,9 @@ from ratelimit_service.rule_lab.replay.csv_log import CsvLog
 from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader, RequestText
 from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.rule_lab.replay.logs import Lines, LogReader
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.play import Replay
 from ratelimit_service.rule_lab.replay.recorded import Block, RequestCache, merged
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings

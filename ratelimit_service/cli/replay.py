@@ -88,6 +88,7 @@ def replay(
     from ratelimit_service.rule_lab.replay import play, report, sources, text  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.logs import Log  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.recorded import merged  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay.trace import Trace  # noqa: PLC0415
     from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of  # noqa: PLC0415
     from ratelimit_service.settings import Settings  # noqa: PLC0415
 
@@ -95,10 +96,10 @@ def replay(
         say(f"ratelimit: {printable(str(page))} cannot be written: {why}", err=True)
         return 2
     settings = Settings(count_denied=count_denied)
-    new = play.Trace(snapshot_of(rules), settings, max_counters)
+    new = Trace(snapshot_of(rules), settings, max_counters)
     old = None
     if against is not None:
-        old = play.Trace(snapshot_of(against), settings, max_counters)
+        old = Trace(snapshot_of(against), settings, max_counters)
     played = play.Replay(new, old)
     readers = sources.Readers(mapping)
     with ExitStack() as stack:

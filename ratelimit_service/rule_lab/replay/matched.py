@@ -1,6 +1,6 @@
 """A request's way through rules, found once: what it meets, and what it is charged.
 
-What must not live here: what comes of it (`play`, `use`).
+What must not live here: what comes of it (`trace`, `use`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from ratelimit_service.containers.sketches import Frequent, TopNames
 from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import Mode
 from ratelimit_service.rule_lab.replay.findings import Finding, Suggestion, findings_of, suggestions
-from ratelimit_service.rule_lab.replay.play import Replay, SideChanges, Trace
+from ratelimit_service.rule_lab.replay.play import Replay, SideChanges
 from ratelimit_service.rule_lab.replay.sketches import CallerSample
 from ratelimit_service.rule_lab.replay.timeline import Span, Timeline
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rule_lab.replay.use import LimitUse, RuleUse
 from ratelimit_service.rules.texts import limit_text
 

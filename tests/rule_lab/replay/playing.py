@@ -13,9 +13,10 @@ import pytest
 
 from ratelimit_service.cli.main import ratelimit
 from ratelimit_service.model import Code, Descriptor, Entry, Request
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.play import Replay
 from ratelimit_service.rule_lab.replay.recorded import Block, RecordedRequest
 from ratelimit_service.rule_lab.replay.report import Report, report_of
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.settings import Settings
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Code, Descriptor, Entry, Request
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.play import Replay
 from ratelimit_service.rule_lab.replay.recorded import RecordedRequest
 from ratelimit_service.rule_lab.replay.report import RuleReport
 from ratelimit_service.rule_lab.replay.text import lines_of
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rule_lab.simulation.simulator import Simulator
 from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.settings import Settings
@@ -341,16 +342,16 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         sample=50,
         names=50,
     )
-    for number in range(1_000):
-        for _ in range(2):
-            trace.decide(RecordedRequest(record(0, f"u{number}").request), START_US + number)
+    recorded = [RecordedRequest(record(0, f"u{number // 2}").request) for number in range(2_000)]
+    for number, request in enumerate(recorded):
+        trace.decide(request, START_US + number // 2)
 
     (use,) = trace.uses.values()
     assert trace.denied == 1_000
     assert len(use.callers) == 50
     assert 300 < use.callers.distinct() < 3_000
     assert 50 <= len(use.deniers.top(5_000)) <= 2 * 50  # between two purges
-    assert len(trace._prepared) <= 50  # memory, which nothing else shows
+    assert sum(request.plan is not None for request in recorded) <= 50
     assert trace.lost > 600
 
 

@@ -19,9 +19,10 @@ from ratelimit_service.rule_lab.replay.csv_log import CsvLog
 from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader
 from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.rule_lab.replay.logs import Lines
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.play import Replay
 from ratelimit_service.rule_lab.replay.recorded import Moments, RecordedRequest, moment_us
 from ratelimit_service.rule_lab.replay.report import Report, report_of
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rule_lab.replay.use import Caller
 from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.rules.tree import Snapshot
@@ -340,7 +341,7 @@ ACCESSES = st.one_of(
             "cost": VALUES,
             "o": VALUES,
         },
-    ).map(lambda told: "{" + ",".join(f'"{key}": {value}' for key, value in told.items()) + "}"),
+    ).map(lambda line: "{" + ",".join(f'"{key}": {value}' for key, value in line.items()) + "}"),
     st.sampled_from(["", "[1]", '{"start_time":"never"}', '{"start_time":', "{}{}", '"{}"']),
 )
 MAPPINGS = [
@@ -367,10 +368,10 @@ def test_accesses_that_are_read_together_are_those_of_each_line(
     together = Lines("log", io.BytesIO("\n".join(texts).encode()))
     blocks = [each for block in EnvoyLog(mapped).blocks(together) for each in records_of(block)]
 
-    long_way, alone = EnvoyLog(mapped), Lines("log", io.BytesIO())
-    list(long_way.blocks(alone))
-    # What is read line by line is so for lines of other forms alone.
-    each = [long_way._one_by_one([line], index) for index, line in enumerate(texts, 1)]
+    line_by_line, alone = EnvoyLog(mapped), Lines("log", io.BytesIO())
+    list(line_by_line.blocks(alone))
+    # From outside nobody can have a line of the usual form read by itself.
+    each = [line_by_line._one_by_one([line], index) for index, line in enumerate(texts, 1)]
     expected = [record for blocks in each for block in blocks for record in records_of(block)]
     assert blocks == expected
     assert (together.unread, together.problems) == (alone.unread, alone.problems)
