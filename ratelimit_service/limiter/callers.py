@@ -56,8 +56,8 @@ sample is."""
 _LARGE: Final = 8
 """A request counts once more for each so many descriptors."""
 
-_KEPT: Final = 32
-_KEPT_BYTES: Final = 1_024
+_SAMPLE: Final = 32
+_SAMPLE_BYTES: Final = 1_024
 """So many requests of the sample are kept before they are looked at, and none that is longer."""
 
 _GAP: Final = 128
@@ -179,7 +179,7 @@ class TopCallers:
         It has no `outcomes` if each that was over or near has been told already.
         """
         self.sample.append(SampledRequest(body, plans, outcomes, self.weight))
-        return len(self.sample) >= _KEPT or len(body) > _KEPT_BYTES
+        return len(self.sample) >= _SAMPLE or len(body) > _SAMPLE_BYTES
 
     def busy(self, plans: Sequence[Plan], weight: int) -> None:
         """Adds all hits of a request that stands for so many."""

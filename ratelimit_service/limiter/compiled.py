@@ -82,7 +82,7 @@ class CompiledRule:
     overrides: tuple[Override, ...] = ()
     """What an operator has decided that makes it differ from the rule."""
     era: Era | None = None
-    unkept: bool = False
+    uncounted_if_denied: bool = False
     """Whether this is of hits that descriptors report, which do not count if they are denied, of a
     rule that is also asked with 0 hits: then every later look would pass."""
 

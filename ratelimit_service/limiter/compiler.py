@@ -113,9 +113,9 @@ class Compiler:
         compiled = self._limited(domain, (limit,), mode, settings.failure_policy, None)
         return compiled, self._tallied(domain.overrides.of())
 
-    def unkept(self, rule: CompiledRule) -> CompiledRule:
+    def uncounted_if_denied(self, rule: CompiledRule) -> CompiledRule:
         """The same for reports that do not count if they are denied."""
-        return self._shared(_unusual(rule, unkept=True))
+        return self._shared(_unusual(rule, uncounted_if_denied=True))
 
     def unserved(self) -> CompiledRule:
         """Of descriptors in a domain whose rules never loaded."""
@@ -235,7 +235,9 @@ class Compiler:
         return not self._settings.quota_mode and (rule is None or stands_alone(rule))
 
 
-def _unusual(rule: CompiledRule, *, stray: bool = False, unkept: bool = False) -> CompiledRule:
+def _unusual(
+    rule: CompiledRule, *, stray: bool = False, uncounted_if_denied: bool = False
+) -> CompiledRule:
     """The same for descriptors of which more is to be told: it takes the slow paths."""
     return CompiledRule(
         rule.kind,
@@ -251,7 +253,7 @@ def _unusual(rule: CompiledRule, *, stray: bool = False, unkept: bool = False) -
         rule.groups,
         rule.stray or stray,
         era=rule.era,
-        unkept=unkept,
+        uncounted_if_denied=uncounted_if_denied,
     )
 
 

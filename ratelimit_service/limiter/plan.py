@@ -225,12 +225,12 @@ class Planner:
                 for hit in planned.hits
             ]
             planned = planned._replace(hits=tuple(hits))
-        if path not in self._looked or all(_kept(hit) for hit in planned.hits):
+        if path not in self._looked or all(_counts_if_denied(hit) for hit in planned.hits):
             return planned
-        return planned._replace(rule=self.compiler.unkept(planned.rule))
+        return planned._replace(rule=self.compiler.uncounted_if_denied(planned.rule))
 
 
-def _kept(hit: Hit) -> bool:
+def _counts_if_denied(hit: Hit) -> bool:
     """Whether a hit counts, though it is denied."""
     return hit.count_denied and hit.spec.algorithm.denied >= Denied.COUNTED
 

@@ -30,7 +30,7 @@ def note_unkept(
     """Notes the rules of a denied request that are looked at, and that lose what is reported."""
     for planned, each in zip(plans, outcomes, strict=True):
         declared = planned.declared
-        if not planned.rule.unkept or declared is None:
+        if not planned.rule.uncounted_if_denied or declared is None:
             continue
         for hit, outcome in zip(planned.hits, each, strict=True):
             if outcome is None or outcome.charged or not outcome.over:

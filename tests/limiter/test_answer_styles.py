@@ -162,11 +162,11 @@ async def test_every_limit_is_a_policy(tmp_path: Path) -> None:
 async def test_policies_have_different_names(tmp_path: Path) -> None:
     """Limits of one name are told apart, also from one that is called so by its rule."""
     names = ("a", "a", "a-2")
-    each = [
+    descriptors = [
         f"- {{key: k{index}, rate_limit: {{unit: day, requests_per_unit: 1, name: {name}}}}}"
         for index, name in enumerate(names)
     ]
-    text = "\n".join(["domain: edge", "answer: {headers: ietf}", "descriptors:", *each])
+    text = "\n".join(["domain: edge", "answer: {headers: ietf}", "descriptors:", *descriptors])
 
     decision = await Asking(tmp_path, text).ask("k0=x", "k1=x", "k2=x")
 

@@ -41,7 +41,7 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
             former = before.pop(rule.rule.path)
             if former is None:
                 added += 1
-            elif not _kept(former, rule):
+            elif not _untouched(former, rule):
                 come.append((former, rule))
         come.reverse()
         async for _ in slowly(range(len(come)), _COMPARED):
@@ -56,7 +56,7 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
     return ReloadDifference(added, removed, changed, tuple(examples))
 
 
-def _kept(old: PlacedRule, new: PlacedRule) -> bool:
+def _untouched(old: PlacedRule, new: PlacedRule) -> bool:
     """Whether nothing on the way to a rule was read again."""
     return all(one is other for one, other in zip(old.way, new.way, strict=True))
 

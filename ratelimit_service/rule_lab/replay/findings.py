@@ -109,11 +109,11 @@ def _concentrated(use: RuleUse) -> Iterator[Finding]:
     total = use.deniers.total
     top = use.deniers.top(2 * _FEW + 1)
     made = 0
-    for number, each in enumerate(top[:_FEW], 1):
-        made += each.times - each.error
+    for number, caller in enumerate(top[:_FEW], 1):
+        made += caller.times - caller.error
         if total >= _FEWEST and made >= _HALF * total and len(top) > 2 * number:
             callers = f"{_WORDS[number]} caller{'s make' if number > 1 else ' makes'}"
-            names = ", ".join(each.name for each in top[:number])
+            names = ", ".join(caller.name for caller in top[:number])
             yield Finding("few", f"{callers} {_share(made, total)} of denials: {names}")
             return
 

@@ -205,15 +205,15 @@ def by_parts(
     """
     while (taken := lines.take()) is not None:
         # A stream finds the ends of lines in less than half of the time that `split` takes.
-        each = BytesIO(taken + b"\n").readlines()
+        block_lines = BytesIO(taken + b"\n").readlines()
         first = lines.number + 1
-        lines.passed(len(each))
-        block = at_once(each)
+        lines.passed(len(block_lines))
+        block = at_once(block_lines)
         if block is not None:
             yield block
             continue
-        for start in range(0, len(each), _PART):
-            few = each[start : start + _PART]
+        for start in range(0, len(block_lines), _PART):
+            few = block_lines[start : start + _PART]
             block = at_once(few)
             if block is not None:
                 yield block

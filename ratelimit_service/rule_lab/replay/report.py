@@ -159,9 +159,9 @@ def as_json(report: Report) -> dict[str, object]:
     plain = asdict(report)
     plain["plot"] = _plain_plot(report.plot)
     for rules, reports in (("rules", report.rules), ("removed", report.removed)):
-        for each, of in zip(plain[rules], reports, strict=True):
-            each["plot"] = _plain_plot(of.plot)
-            _name_tops(each, of)
+        for fields, original in zip(plain[rules], reports, strict=True):
+            fields["plot"] = _plain_plot(original.plot)
+            _name_tops(fields, original)
     _name_tops(plain, report)
     return {"version": SCHEMA, **plain}
 

@@ -101,12 +101,12 @@ def _limit(limit: LimitReport) -> Iterator[str]:
 
 def suggested(limit: LimitReport) -> str:
     """The suggestions as one sentence."""
-    each = [
+    parts = [
         f"{'more than ' if one.beyond else ''}{one.number:,} for {one.percent:g} %"
         for one in limit.suggestions
     ]
     key = limit.suggestions[0].key
-    return f"smallest {key} that denies at most so many callers: {', '.join(each)}"
+    return f"smallest {key} that denies at most so many callers: {', '.join(parts)}"
 
 
 def frequent(names: Sequence[Frequent], whole: int = 0) -> str:

@@ -434,8 +434,8 @@ def test_many_rules_at_once() -> None:
     """Twice as many rules that come and go are twice the work, not four times."""
 
     def lists(shift: int, rules: int) -> Mapping[str, Domain]:
-        each = "- {{key: k, one_of: [v{}, v{}], rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
-        nodes = "".join(each.format(at, at + 1) for at in range(shift, shift + 2 * rules, 2))
+        rule = "- {{key: k, one_of: [v{}, v{}], rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
+        nodes = "".join(rule.format(at, at + 1) for at in range(shift, shift + 2 * rules, 2))
         return domains(f"domain: d\ndescriptors:\n{nodes}")
 
     def lines(rules: int) -> int:

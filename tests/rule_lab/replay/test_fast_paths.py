@@ -289,7 +289,7 @@ def test_decisions_that_are_read_together_are_those_of_each_line(texts: list[str
     whole = "\n".join(texts)
     lines = Lines("log", io.BytesIO(whole.encode()))
     reader = DecisionLogReader()
-    blocks = [each for block in reader.blocks(lines) for each in records_of(block)]
+    blocks = [decision for block in reader.blocks(lines) for decision in records_of(block)]
 
     expected: list[Recorded] = []
     unread, refused, keys = 0, 0, set[str]()
@@ -297,15 +297,15 @@ def test_decisions_that_are_read_together_are_those_of_each_line(texts: list[str
         if not line.rstrip("\r"):
             continue
         try:
-            each = read_line(line, moment_us)
+            decision = read_line(line, moment_us)
         except NothingAskedError:
             refused += 1
         except BadDecisionError:
             unread += 1
         else:
-            keys |= each.fields.keys()
-            code = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}.get(each.code)
-            expected.append(Recorded(each.at_us, each.request, code))
+            keys |= decision.fields.keys()
+            code = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}.get(decision.code)
+            expected.append(Recorded(decision.at_us, decision.request, code))
     assert blocks == expected
     assert (lines.unread, reader.refused) == (unread, refused)
     assert (reader.sampled, reader.hashed) == ("sample" in keys, "hashed" in keys)

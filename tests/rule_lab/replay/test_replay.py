@@ -78,9 +78,9 @@ def test_replay_answers_as_the_limiter_does(steps: list[tuple[int, list[Descript
         snapshot = snapshot_of(rules_file(Path(directory), RULES))
     simulator, trace = Simulator(snapshot, Settings()), Trace(snapshot, Settings())
     now, denied = START_US, 0
-    for wait_us, each in steps:
+    for wait_us, descriptors in steps:
         now += wait_us
-        request = Request("api", tuple(each))
+        request = Request("api", tuple(descriptors))
         expected = simulator.decide(request, now).decision.code is Code.OK
         assert trace.decide(RecordedRequest(request), now) is expected
         denied += not expected
@@ -89,9 +89,11 @@ def test_replay_answers_as_the_limiter_does(steps: list[tuple[int, list[Descript
     for use in trace.uses.values():
         times = sum(
             not descriptor.is_negative_hits and use.declared is rule
-            for _, each in steps
+            for _, descriptors in steps
             for descriptor, rule in zip(
-                each, simulator.decide(Request("api", tuple(each)), now).rules, strict=True
+                descriptors,
+                simulator.decide(Request("api", tuple(descriptors)), now).rules,
+                strict=True,
             )
         )
         unlimited = not use.rule.limits
