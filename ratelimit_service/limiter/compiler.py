@@ -30,7 +30,7 @@ from ratelimit_service.rules.tree import Domain, MetNode, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames
 
-__all__ = ["Compiler"]
+__all__ = ["Compiler", "shared_spec"]
 
 _MOST_SHARED: Final = 1_000
 """So many different limits and rules are kept to be shared; then all of them are forgotten."""
@@ -219,7 +219,7 @@ class Compiler:
         return compiled
 
     def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
-        spec = _spec(limit)
+        spec = shared_spec(limit)
         near_limit = near_threshold(capacity_of(limit), self._settings.near_limit_ratio)
         denied = spec.algorithm.denied
         count_denied = denied is Denied.ALWAYS_COUNTED or (
@@ -258,6 +258,6 @@ def _unusual(
 
 
 @lru_cache(maxsize=4096)
-def _spec(limit: Limit) -> CounterSpec:
-    """One for all counters of equal limits: callers bring limits of their own."""
+def shared_spec(limit: Limit) -> CounterSpec:
+    """One for all counters of equal limits, since stores remember specs by identity."""
     return spec_of(limit)

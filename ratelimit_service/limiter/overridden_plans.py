@@ -8,12 +8,12 @@ the limits is `service.granting`. What must not live here: which overrides a des
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of, spec_of
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of
 from ratelimit_service.limiter.additions.registry import BAN_ADDITIONS
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind, Plan
+from ratelimit_service.limiter.compiler import shared_spec
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.overrides import Ruling, ruling_of
 from ratelimit_service.limiter.plan import settle_without_hits
@@ -23,7 +23,6 @@ from ratelimit_service.model import (
     WHOLE_PPM,
     Anchor,
     Calendar,
-    CounterSpec,
     Hit,
     Limit,
     Mode,
@@ -228,7 +227,7 @@ def _changed(
     if old.pool:  # its counter holds what all of its limits have counted
         others = capacity_of(old) + old.reserved - capacity_of(limit)
         limit = limit._replace(reserved=max(reserved, others))
-    spec = _spec(limit)
+    spec = shared_spec(limit)
     near_limit = near_threshold(capacity_of(limit), settings.near_limit_ratio)
     return compiled._replace(
         limit=limit,
@@ -267,13 +266,7 @@ def _grant_hit(hit: Hit, grant: Override, end_us: int) -> Hit:
     """
     seconds = -(-(end_us - grant.made_us) // SECOND_US)
     limit = Limit(grant.number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT)
-    return Hit(grant_key(hit.key, grant.id), _spec(limit), hit.addend, policy=hit.policy)
-
-
-@lru_cache(4096)
-def _spec(limit: Limit) -> CounterSpec:
-    """One for all counters of equal limits, since stores remember specs by identity."""
-    return spec_of(limit)
+    return Hit(grant_key(hit.key, grant.id), shared_spec(limit), hit.addend, policy=hit.policy)
 
 
 def _beside_ban(overridden: _OverriddenPlan) -> _OverriddenPlan:

@@ -123,9 +123,7 @@ class CsvLog:
                 at_us = self._moments.moment_us(row.pop(self._time))
                 key = tuple(row)
                 request = self._cache.requests.get(key) or self._parsed_request(key)
-                block.times.append(at_us)
-                block.requests.append(request)
-                block.codes.append(None)
+                block.add(at_us, request)
             except ValueError as error:
                 lines.bad(f"time must be as in 2026-01-31T14:03:07Z: {error}")
             except (BadLineError, csv.Error) as error:

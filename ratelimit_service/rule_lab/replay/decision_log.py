@@ -119,9 +119,7 @@ class DecisionLogReader:
             recorded = self._unusual.requests.get(decision.request)
             if recorded is None:
                 recorded = self._unusual.add(decision.request, len(line), decision.request)
-            block.times.append(decision.at_us)
-            block.requests.append(recorded)
-            block.codes.append(_CODES.get(decision.code))
+            block.add(decision.at_us, recorded, _CODES.get(decision.code))
         yield block
 
     def notes(self) -> Iterator[str]:

@@ -168,9 +168,7 @@ class EnvoyLog:
                 lines.bad(str(error), number)
                 continue
             if recorded.request.descriptors:
-                block.times.append(at_us)
-                block.requests.append(recorded)
-                block.codes.append(self._code(_value(fields, self._flags)))
+                block.add(at_us, recorded, self._code(_value(fields, self._flags)))
         yield block
 
     def _request(self, values: tuple[Value, ...]) -> RecordedRequest:

@@ -12,12 +12,12 @@ from typing import Final
 from ratelimit_service.containers.sketches import Frequent
 from ratelimit_service.rule_lab.replay.report import (
     DEMAND_BOUNDS,
-    ChangeReport,
     LimitReport,
     Plot,
     Report,
     RuleReport,
     moment,
+    side_changes,
 )
 from ratelimit_service.rule_lab.replay.text import changed, headline, part, suggested
 from ratelimit_service.text.display import printable
@@ -98,8 +98,10 @@ def _page(report: Report) -> Iterator[str]:
     for note in report.notes:
         yield f'<p class="finding"><strong>Note:</strong> {_text(note)}</p>'
     yield from _timeline(report.plot, "All requests")
-    yield from _changes(report.newly_denied, "newly denied")
-    yield from _changes(report.newly_allowed, "newly allowed")
+    for what, change in side_changes(report):
+        yield f"<section>\n<h2>{_text(changed(change))} {what}</h2>"
+        yield from _names(change.top, change.requests, f"Who is {what} most often")
+        yield "</section>"
     yield from _contents(report)
     for number, rule in enumerate(report.rules):
         yield from _rule(rule, f"rule-{number}", "")
@@ -147,14 +149,6 @@ def _finding(kind: str) -> str:
     return _FINDINGS.get(kind) or kind.replace("_", " ")
 
 
-def _changes(change: ChangeReport | None, what: str) -> Iterator[str]:
-    if change is None or not change.requests:
-        return
-    yield f"<section>\n<h2>{_text(changed(change))} {what}</h2>"
-    yield from _names(change.top, change.requests, f"Who is {what} most often")
-    yield "</section>"
-
-
 def _rule(rule: RuleReport, anchor: str, note: str) -> Iterator[str]:
     yield f'<section id="{anchor}" aria-labelledby="{anchor}-name">'
     yield f'<h2 id="{anchor}-name">{_text(rule.rule)} of {_text(rule.domain)}</h2>'
@@ -170,13 +164,9 @@ def _rule(rule: RuleReport, anchor: str, note: str) -> Iterator[str]:
     for limit in rule.limits:
         yield from _limit(limit)
     yield from _names(rule.top_denied, rule.denials, "Who was denied most often")
-    for change, what in (
-        (rule.newly_denied, "newly denied"),
-        (rule.newly_allowed, "newly allowed"),
-    ):
-        if change is not None and change.requests:
-            yield f"<h3>{_text(changed(change))} {what} here</h3>"
-            yield from _names(change.top, change.requests, f"Who is {what} most often")
+    for what, change in side_changes(rule):
+        yield f"<h3>{_text(changed(change))} {what} here</h3>"
+        yield from _names(change.top, change.requests, f"Who is {what} most often")
     yield "</section>"
 
 

@@ -73,6 +73,12 @@ class Block(NamedTuple):
     requests: list[RecordedRequest]
     codes: list[Code | None]
 
+    def add(self, at_us: int, recorded: RecordedRequest, code: Code | None = None) -> None:
+        """Adds a request."""
+        self.times.append(at_us)
+        self.requests.append(recorded)
+        self.codes.append(code)
+
 
 _K = TypeVar("_K")
 

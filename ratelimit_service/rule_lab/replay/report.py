@@ -7,9 +7,9 @@ What must not live here: how it is shown (`text`, `page`), and which findings th
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.containers.sketches import Frequent, TopNames
 from ratelimit_service.limiter.compiled import Kind
@@ -22,6 +22,9 @@ from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rule_lab.replay.use import LimitUse, RuleUse
 from ratelimit_service.rules.texts import limit_text
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 __all__ = [
     "DEMAND_BOUNDS",
     "ChangeReport",
@@ -32,6 +35,7 @@ __all__ = [
     "as_json",
     "moment",
     "report_of",
+    "side_changes",
 ]
 
 SCHEMA: Final = 1
@@ -150,43 +154,40 @@ class Report:
     @property
     def changes(self) -> bool:
         """Whether any request changes side."""
-        sides = (self.newly_denied, self.newly_allowed)
-        return any(side is not None and side.requests for side in sides)
+        return any(side_changes(self))
+
+
+def side_changes(report: Report | RuleReport) -> Iterator[tuple[str, ChangeReport]]:
+    """What changes side, `newly denied` and `newly allowed`, if anything does."""
+    for what, change in (
+        ("newly denied", report.newly_denied),
+        ("newly allowed", report.newly_allowed),
+    ):
+        if change is not None and change.requests:
+            yield what, change
 
 
 def as_json(report: Report) -> dict[str, object]:
     """The report for programs."""
-    plain = asdict(report)
-    plain["plot"] = _plain_plot(report.plot)
-    for rules, reports in (("rules", report.rules), ("removed", report.removed)):
-        for fields, original in zip(plain[rules], reports, strict=True):
-            fields["plot"] = _plain_plot(original.plot)
-            _name_tops(fields, original)
-    _name_tops(plain, report)
-    return {"version": SCHEMA, **plain}
+    return {"version": SCHEMA, **_fields(report)}
 
 
-def _plain_plot(plot: Plot) -> dict[str, object]:
-    return {
-        "width_seconds": plot.width_seconds,
-        "spans": [
-            {"start": moment(span.start_us), "asked": span.requests, "denied": span.denied}
-            for span in plot.spans
-        ],
-    }
+def _fields(value: DataclassInstance) -> dict[str, object]:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
-def _name_tops(plain: dict[str, object], of: Report | RuleReport) -> None:
-    """Writes tuples with names as mappings."""
-    if isinstance(of, RuleReport):
-        plain["top_denied"] = [each._asdict() for each in of.top_denied]
-    for side, change in (("newly_denied", of.newly_denied), ("newly_allowed", of.newly_allowed)):
-        if change is not None:
-            plain[side] = {
-                "requests": change.requests,
-                "callers": change.callers,
-                "top": [each._asdict() for each in change.top],
-            }
+def _plain(value: object) -> object:
+    """The value as JSON has it."""
+    if isinstance(value, Span):
+        start = moment(value.start_us)
+        return {"start": start, "asked": value.requests, "denied": value.denied}
+    if isinstance(value, Frequent):
+        return value._asdict()
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return _fields(value)
+    return value
 
 
 def moment(at_us: int) -> str:
