@@ -1,6 +1,7 @@
 """Bytes in, bytes out: what every transport and `/json` call."""
 
 from ratelimit_service.limiter import DecidedBy
+from ratelimit_service.service.batch import Batch, CallbackBatch
 from ratelimit_service.service.callers import (
     CALLER_HEADERS,
     REQUEST_ID,
@@ -21,7 +22,9 @@ __all__ = [
     "RANKS",
     "REQUEST_ID",
     "Answer",
+    "Batch",
     "CallOrigin",
+    "CallbackBatch",
     "DecidedBatch",
     "DecidedBy",
     "DecisionRecord",

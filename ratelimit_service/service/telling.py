@@ -80,11 +80,11 @@ class Telling:
                     self._faults.note("a listener failed with calls that were refused", error)
         if not calls:
             return
-        told = [
+        records = [
             DecisionRecord(body, _NO_TIME, None, DecidedBy.NOTHING, caller=origin)
             for body, origin in calls
         ]
-        self.tell(DecidedBatch.of(told), self.choose([origin for _, origin in calls]))
+        self.tell(DecidedBatch.of(records), self.choose([origin for _, origin in calls]))
 
     def _trace(self, decided: DecidedBatch, traced: Sequence[Traced]) -> None:
         tracer = self.tracer

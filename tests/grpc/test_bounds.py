@@ -106,9 +106,7 @@ def test_answers_that_nobody_takes() -> None:
     client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
 
     for _ in range(MAX_STREAMS):
-        for stream_id, _ in messages(
-            client.connection.receive(client.headers() + client.data()).events
-        ):
+        for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
             client.connection.sender.answer(stream_id, b"x" * 50_000)
         client.connection.tick()
 

@@ -22,7 +22,7 @@ from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Health
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Refusal
+from ratelimit_service.service import CallbackBatch, Refusal
 from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.served_ends import Ends
@@ -116,11 +116,11 @@ async def test_refused_once(asking: Asking, broken: Broken, seam: str) -> None:
     told: list[Sequence[object]] = []
     broken.seam = seam
 
-    asking.service.submit([BODY, BODY], told.append)
+    asking.service.submit(CallbackBatch([BODY, BODY], told.append))
     for late in broken.late:
         late()
     broken.seam = ""
-    asking.service.submit([BODY, BODY], told.append)
+    asking.service.submit(CallbackBatch([BODY, BODY], told.append))
 
     (refused, decided) = told
     assert [one.code for one in refused if isinstance(one, Refusal)] == [StatusCode.INTERNAL] * 2
@@ -136,7 +136,7 @@ async def test_fault_after_the_answer(
     broken.seam = "charge, after the answer"
 
     with caplog.at_level(logging.ERROR):
-        asking.service.submit([BODY], told.append)
+        asking.service.submit(CallbackBatch([BODY], told.append))
 
     ((answer,),) = told
     assert isinstance(answer, bytes)
@@ -229,7 +229,7 @@ async def test_fault_of_who_is_told(asking: Asking, caplog: pytest.LogCaptureFix
         raise KeyError("no stream")
 
     with caplog.at_level(logging.ERROR):
-        asking.service.submit([BODY], done)
+        asking.service.submit(CallbackBatch([BODY], done))
 
     assert len(calls) == 1
     assert "no stream" in caplog.text

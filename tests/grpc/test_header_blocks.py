@@ -253,7 +253,7 @@ def test_tracing_clients() -> None:
         for number, t in enumerate(["20m", "20m", "20m", "21m", "21m", "21m"])
     )
 
-    events = client.connection.receive(calls).events
+    events = client.connection.receive(calls)
 
     assert [event.head.timeout_us for event in events if isinstance(event, Calls)] == [
         20_000,

@@ -37,7 +37,7 @@ class Recorder(asyncio.Protocol):
             if data[at + 3] == FrameType.HEADERS:
                 self._recorded.append(data[at + 9 : stop])
             at = stop
-        for event in self._connection.receive(data).events:
+        for event in self._connection.receive(data):
             if isinstance(event, Calls):
                 for stream_id in event.stream_ids:
                     self._connection.sender.answer(stream_id, _ALLOWED)
