@@ -16,7 +16,7 @@ from setuptools import Extension, setup
 COMPILED = """
     eventloop/clock observability/stats containers/sketches eventloop/scheduler net/channel
     model/request model/hit model/step model/algorithm model/decision model/limit
-    model/network model/schedule
+    model/network model/schedule model/refusal model/call_origin
     algorithms/*
     rules/match rules/moment
     stores/store stores/settled stores/keys stores/damage
@@ -30,8 +30,8 @@ COMPILED = """
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
     limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response
-    service/refusal service/faults service/planned service/memo service/planning
-    service/answering service/patience service/records service/callers
+    service/faults service/planned service/memo service/planning
+    service/answering service/patience service/records
     service/telling service/batch service/service
     grpc/h2/costs grpc/h2/limits grpc/h2/frames grpc/h2/fields
     grpc/h2/head grpc/h2/header_template
@@ -39,7 +39,7 @@ COMPILED = """
     grpc/h2/life grpc/h2/budget grpc/h2/open_streams grpc/h2/runs grpc/h2/sending
     grpc/h2/control grpc/h2/bodies grpc/h2/receiving grpc/h2/connection
     grpc/h2/admission grpc/h2/presence
-    grpc/h2/client grpc/h2/call_batch grpc/h2/callers grpc/h2/calls grpc/h2/overload
+    grpc/h2/client grpc/call_batch grpc/h2/callers grpc/calls grpc/overload
     rule_lab/simulation/simulator rule_lab/replay/sketches rule_lab/replay/timeline
     rule_lab/replay/use rule_lab/replay/matched rule_lab/replay/trace rule_lab/replay/play
     rule_lab/replay/recorded

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.load import SHAPES
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.connection import Calls, Connection
 from ratelimit_service.grpc.h2.frames import (
     ACK,

@@ -26,7 +26,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.observability.stats import Tally
 from ratelimit_service.rules.match import Match
-from ratelimit_service.rules.tree import Domain, MetNode, Node, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, MatchedNode, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames
 
@@ -55,9 +55,9 @@ class Compiler:
         """By what they follow from, so that rules with equal limits share them."""
         self._rules: dict[CompiledRule, CompiledRule] = {}
         """One for all rules that come to the same: it stays in the processor's caches."""
-        self._mets: Table[Tally, MetNode] = {}
+        self._mets: Table[Tally, MatchedNode] = {}
         """Those that are in no level, by where they tally."""
-        self._old: list[dict[Tally, MetNode]] = []
+        self._old: list[dict[Tally, MatchedNode]] = []
         """What was in such tables for earlier snapshots. To free it at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
@@ -71,7 +71,7 @@ class Compiler:
             self._limits = {}
             self._era = Era()
 
-    def rule(self, domain: Domain, matched: MetNode, metric_value: str = "") -> CompiledRule:
+    def rule(self, domain: Domain, matched: MatchedNode, metric_value: str = "") -> CompiledRule:
         """The rule of a node that has one. It is tallied there, unless by values."""
         compiled = matched.compiled
         if isinstance(compiled, CompiledRule) and compiled.era is self._era:
@@ -84,13 +84,13 @@ class Compiler:
             matched.tally = rule.tallies.of()
         return compiled
 
-    def by_value(self, matched: MetNode, metric_value: str) -> MetNode:
+    def by_value(self, matched: MatchedNode, metric_value: str) -> MatchedNode:
         """What is met where a rule tallies by values. It has a bounded number of tallies."""
         rule = matched.declared
         assert rule is not None  # noqa: S101 -- as above
         return self._tallied(rule.tallies.of(metric_value), matched.node)
 
-    def matched(self, domain: Domain, rule_match: Match) -> tuple[CompiledRule, MetNode]:
+    def matched(self, domain: Domain, rule_match: Match) -> tuple[CompiledRule, MatchedNode]:
         """The rule that a descriptor meets, which meets one, and where it is tallied."""
         matched, identity, shared, metric_value, stray = rule_match
         assert matched is not None  # noqa: S101 -- it has a rule
@@ -106,7 +106,7 @@ class Compiler:
         """For descriptors that no rule of the domain matches."""
         return Plan(self.no_rule, matched=self._tallied(domain.unmatched.of()))
 
-    def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MetNode]:
+    def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MatchedNode]:
         """A limit that the caller brings. No rule is looked up; its counter is like a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
@@ -124,11 +124,11 @@ class Compiler:
             Kind.UNSERVED, policy=self._settings.failure_policy, additions=additions
         )
 
-    def _tallied(self, tally: Tally, node: Node | None = None) -> MetNode:
+    def _tallied(self, tally: Tally, node: Node | None = None) -> MatchedNode:
         """What is met, of no level, where hits are tallied here. Few rules have such."""
         matched = self._mets.get(tally)
         if matched is None:
-            matched = self._mets[tally] = MetNode(node, tally)
+            matched = self._mets[tally] = MatchedNode(node, tally)
             self._mets = spread(self._mets)
             for _ in range(2):  # two old ones go, so that these cannot pile up
                 if self._old and not self._old[-1]:

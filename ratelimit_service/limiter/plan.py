@@ -22,7 +22,7 @@ from ratelimit_service.model import (
     new_tuple,
 )
 from ratelimit_service.rules.match import Match, match, match_any_value
-from ratelimit_service.rules.tree import REPLACES, Domain, MetNode, Snapshot
+from ratelimit_service.rules.tree import REPLACES, Domain, MatchedNode, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import KeyStem
@@ -52,7 +52,7 @@ class PlanTemplate:
     def __init__(
         self,
         rule: CompiledRule,
-        matched: MetNode,
+        matched: MatchedNode,
         addend: int,
         names: KeyStem,
         rest: tuple[object, ...],
@@ -116,7 +116,7 @@ class Planner:
                 returned = b"" if descriptor.is_negative_hits else None
                 planned = _counted(brought, matched, descriptor.entries, (), addend, returned)
                 plans.append(self._reported(planned, descriptor))
-            elif rule_match.met is None or (replaced and _is_replaced(rule_match, replaced)):
+            elif rule_match.node is None or (replaced and _is_replaced(rule_match, replaced)):
                 plans.append(self._without(domain, rule_match, addend))
             else:
                 plans.append(self._matched(domain, descriptor, rule_match, addend))
@@ -172,18 +172,18 @@ class Planner:
     def _replaced(self, domain: Domain, matches: Sequence[Match | Limit]) -> Collection[str]:
         """The names of rules that are replaced by others which the request meets."""
         replaced: set[str] = set()
-        looked_at: set[MetNode] = set()
+        looked_at: set[MatchedNode] = set()
         for rule_match in matches:
-            if not isinstance(rule_match, Match) or rule_match.met is None:
+            if not isinstance(rule_match, Match) or rule_match.node is None:
                 continue
-            if not rule_match.met.heed & REPLACES or rule_match.met in looked_at:
+            if not rule_match.node.flags & REPLACES or rule_match.node in looked_at:
                 continue  # as nearly always
-            rule = rule_match.met.declared
+            rule = rule_match.node.declared
             assert rule is not None  # noqa: S101 -- its node says that it replaces others
             # While none of its limits holds, a rule replaces no other.
             if rule.unlimited or self.compiler.matched(domain, rule_match)[0].limits:
                 replaced |= rule.replaces
-                looked_at.add(rule_match.met)
+                looked_at.add(rule_match.node)
         return replaced
 
     def _without(self, domain: Domain, rule_match: Match, addend: int) -> Plan:
@@ -271,7 +271,7 @@ _UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
 
 def _counted(
     rule: CompiledRule,
-    matched: MetNode,
+    matched: MatchedNode,
     identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,

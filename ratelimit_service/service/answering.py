@@ -14,13 +14,13 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import FailurePolicy, Outcome
+from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.faults import FAILED_REQUEST, Faults
 from ratelimit_service.service.giving_back import give_back
 from ratelimit_service.service.notes import Note, note_unkept
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.rare_log import RareLog
-from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Store, Verdict
 

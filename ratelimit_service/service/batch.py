@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ratelimit_service.service.callers import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Answer
 from ratelimit_service.service.planned import PlannedRequest
-from ratelimit_service.service.refusal import Answer
 from ratelimit_service.service.tracer import Traced
 from ratelimit_service.stores import DROPPED, NEVER, Settled
 

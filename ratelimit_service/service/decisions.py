@@ -14,7 +14,7 @@ from ratelimit_service import wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, Decision, Descriptor, Status, whole_seconds
-from ratelimit_service.service.refusal import Answer
+from ratelimit_service.model.refusal import Answer
 
 __all__ = ["LINES_A_SECOND", "DecisionLog"]
 

@@ -12,6 +12,7 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.limiter import OverriddenPlans, Plan, PlanTemplate
 from ratelimit_service.model import Hit, Request
+from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import EffortSpentError
 from ratelimit_service.rules.tree import Domain, Snapshot
@@ -19,7 +20,6 @@ from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched
 from ratelimit_service.service.rare_log import RareLog
-from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple, Protocol
 
 from ratelimit_service.limiter import DecidedBy, decision_reason
 from ratelimit_service.model import Hit, Limit, Outcome, Override
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Answer
 from ratelimit_service.rules.paths import Source
-from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.planned import PlannedRequest
-from ratelimit_service.service.refusal import Answer
 from ratelimit_service.stores import BROKEN, Settled, Verdict
 
 __all__ = ["DecidedBatch", "DecisionRecord", "Listener", "is_denied", "record"]

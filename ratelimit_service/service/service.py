@@ -14,6 +14,8 @@ from typing import Final
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.limiter import TopCallers, queue_of, tally_sample
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import (
     EFFORT,
@@ -25,7 +27,6 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch
-from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
@@ -34,7 +35,6 @@ from ratelimit_service.service.planned import PlannedRequest, leased
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch
-from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.steering import Steered, Steering
 from ratelimit_service.service.telling import Telling
 from ratelimit_service.settings import Settings
@@ -227,7 +227,7 @@ class Service:
             effort.bounded = False
         if planning.unfinished:
             planning.unfinished = False
-            later = partial(self._plan_on, batch, planned, snapshot, effort.found)
+            later = partial(self._plan_on, batch, planned, snapshot, effort.results)
             shared_scheduler().go_on(later)
             return
         self._charge_planned(batch, planned, steered)

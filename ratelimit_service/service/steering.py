@@ -18,12 +18,12 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
 from ratelimit_service.model import NEVER_US, Entry, Hit, Override
+from ratelimit_service.model.refusal import Answer
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.granting import Granting, Wish
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched, banned
 from ratelimit_service.service.planning import Planning
-from ratelimit_service.service.refusal import Answer
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Done, Store, Wanted
 

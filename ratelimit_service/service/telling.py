@@ -11,10 +11,10 @@ from typing import Final
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.limiter import DecidedBy
-from ratelimit_service.service.callers import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Refusal
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord, Listener
-from ratelimit_service.service.refusal import Refusal
 from ratelimit_service.service.tracer import Traced, Tracer
 
 __all__ = ["Telling"]

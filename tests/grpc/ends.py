@@ -9,9 +9,9 @@ import time
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import TURN_US, Scheduler
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import client, frames
 from ratelimit_service.grpc.h2.budget import Memory
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.client import CallHandler, Visit
 from ratelimit_service.grpc.h2.connection import Event
 from ratelimit_service.grpc.h2.frames import PREFACE

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import hpack
 
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.connection import (
     Calls,
     Connection,

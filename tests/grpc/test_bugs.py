@@ -14,9 +14,10 @@ import pytest
 from ratelimit_service import compiled
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2 import calls, runs
+from ratelimit_service.grpc import calls
+from ratelimit_service.grpc.h2 import runs
 from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
-from ratelimit_service.http import HttpPort
+from ratelimit_service.http import HttpPort, Shown
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.net import listening
@@ -306,9 +307,7 @@ async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
         asking.service.decide,
         asking.health,
         asking.stats,
-        lambda: asking.rules.snapshot,
-        metrics.render,
-        dict,
+        Shown(lambda: asking.rules.snapshot, metrics.render, dict),
     )
     sockets = listening.listen("127.0.0.1:0", "HTTP")
     await admin.start(sockets)

@@ -10,8 +10,8 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, TrailersReceived
 from h2.settings import SettingCodes
 
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.connection import Calls, Connection
 from ratelimit_service.grpc.h2.frames import ACK, END_HEADERS, FrameType, SettingId
 from tests.grpc.h2_client import HEADERS, PATH, Client, messages

@@ -56,7 +56,7 @@ descriptors:
 PACKAGE = Path(ratelimit_service.__file__).parent
 LOOKED_AT = [
     *(f"{folder}/" for folder in ("service", "limiter", "wire", "stores", "algorithms", "model")),
-    *(f"grpc/h2/{name}.py" for name in ("calls", "call_batch", "overload", "sending")),
+    *(f"grpc/{name}.py" for name in ("calls", "call_batch", "overload", "h2/sending")),
 ]
 """Where a fault is a call's own."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from ratelimit_service.grpc.h2.calls import METHODS
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2.connection import Calls, Connection
 from ratelimit_service.grpc.h2.frames import FrameType
 from ratelimit_service.model import Code, Decision

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ratelimit_service.grpc.h2.head import Head
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 
 __all__ = ["Calls", "Cancelled", "Ended", "Event", "Message", "add_calls"]
 

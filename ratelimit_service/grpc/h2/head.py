@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratelimit_service.grpc.h2.fields import WANTED
-from ratelimit_service.service import LEAST_TIMEOUT_US
+from ratelimit_service.model.request import LEAST_TIMEOUT_US
 
 __all__ = ["ENCODINGS", "TIMEOUT", "Head", "interned", "judged", "timeout_us_of"]
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 from ratelimit_service.grpc.h2.fields import WANTED, BlockError, Field, FieldReader
 from ratelimit_service.grpc.h2.head import Head, interned, judged
 from ratelimit_service.grpc.h2.header_template import MAX_LEARNT_BYTES, HeaderTemplate, value_in
-from ratelimit_service.service import CALLER_HEADERS, Headers
+from ratelimit_service.model.call_origin import CALLER_HEADERS, Headers
 
 __all__ = ["HeaderReader", "literal"]
 

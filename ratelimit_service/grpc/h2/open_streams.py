@@ -18,7 +18,7 @@ from ratelimit_service.grpc.h2.head import Head
 from ratelimit_service.grpc.h2.life import Leaving, Life, Opening
 from ratelimit_service.grpc.h2.limits import STREAM_BYTES
 from ratelimit_service.grpc.h2.streams import Methods, Stream
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 
 __all__ = ["OpenStreams"]
 

@@ -56,7 +56,7 @@ from ratelimit_service.grpc.h2.messages import (
 from ratelimit_service.grpc.h2.open_streams import OpenStreams
 from ratelimit_service.grpc.h2.sending import Sender
 from ratelimit_service.grpc.h2.streams import Methods, Stream
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 
 __all__ = ["Receiver"]
 

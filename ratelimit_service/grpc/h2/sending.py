@@ -29,7 +29,7 @@ from ratelimit_service.grpc.h2.limits import MAX_TEXT_BYTES
 from ratelimit_service.grpc.h2.messages import PREFIX_BYTES
 from ratelimit_service.grpc.h2.open_streams import OpenStreams
 from ratelimit_service.grpc.h2.streams import Stream
-from ratelimit_service.service import Answer
+from ratelimit_service.model.refusal import Answer
 
 __all__ = ["OK_HEADERS", "Sender"]
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.grpc.call_batch import CallBatch, Pending, answer_each, rank_of
 from ratelimit_service.grpc.h2.admission import (
     FRESH_US,
     in_time,
     refused,
     too_slow,
 )
-from ratelimit_service.grpc.h2.call_batch import CallBatch, Pending, answer_each, rank_of
 from ratelimit_service.grpc.h2.client import Client, Visit
 from ratelimit_service.grpc.h2.connection import (
     Calls,
@@ -27,8 +27,8 @@ from ratelimit_service.grpc.h2.connection import (
 )
 from ratelimit_service.grpc.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
 from ratelimit_service.grpc.h2.limits import MAX_WATCHES
-from ratelimit_service.grpc.h2.overload import Overload
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
+from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.service import NEVER, RANKS, Refusal, Service, counted_until
 from ratelimit_service.wire import METHOD, SERVICE
