@@ -183,10 +183,10 @@ class TopCallers:
 
     def busy(self, plans: Sequence[Plan], weight: int) -> None:
         """Adds all hits of a request that stands for so many."""
-        for rule, addend, charged, matched in plans:
+        for rule, addend, charged, node in plans:
             if addend and charged and not charged[0].refund:
                 hits = addend * weight
-                callers = self._of(matched.declared, hits)
+                callers = self._of(node.declared, hits)
                 if callers is not None:
                     key = charged[0].key
                     callers.hits.add(key, hits)

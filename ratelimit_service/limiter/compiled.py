@@ -55,7 +55,7 @@ class Era:
 class CompiledRule:
     """What a rule, or having none, means for every descriptor that meets it.
 
-    Rules that come to the same share one, so it does not tell which rule it is: `Plan.met` does.
+    Rules that come to the same share one, so it does not tell which rule it is: `Plan.node` does.
     `mode` is what the rule says. `hit_mode` is the mode of its hits, which the global shadow mode
     makes a shadow's.
     """
@@ -87,20 +87,20 @@ class CompiledRule:
     rule that is also asked with 0 hits: then every later look would pass."""
 
 
-_NOTHING_MET: Final = MatchedNode()
+_NO_NODE: Final = MatchedNode()
 
 
 class Plan(NamedTuple):
     """What one descriptor needs: its rule, the number of hits, and what is to be charged.
 
-    One hit for each limit of its rule. `matched` is whose rule it is, and
+    One hit for each limit of its rule. `node` is whose rule it is, and
     where its hits are tallied.
     """
 
     rule: CompiledRule
     addend: int = 1
     hits: tuple[Hit, ...] = ()
-    matched: MatchedNode = _NOTHING_MET
+    node: MatchedNode = _NO_NODE
 
     @property
     def refund(self) -> bool:
@@ -110,4 +110,4 @@ class Plan(NamedTuple):
     @property
     def declared(self) -> Rule | None:
         """The rule as its file has it. None without one, and for a limit that a caller brings."""
-        return self.matched.declared
+        return self.node.declared

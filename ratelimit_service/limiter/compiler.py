@@ -55,9 +55,9 @@ class Compiler:
         """By what they follow from, so that rules with equal limits share them."""
         self._rules: dict[CompiledRule, CompiledRule] = {}
         """One for all rules that come to the same: it stays in the processor's caches."""
-        self._mets: Table[Tally, MatchedNode] = {}
+        self._nodes: Table[Tally, MatchedNode] = {}
         """Those that are in no level, by where they tally."""
-        self._old: list[dict[Tally, MatchedNode]] = []
+        self._old_nodes: list[dict[Tally, MatchedNode]] = []
         """What was in such tables for earlier snapshots. To free it at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
@@ -65,46 +65,46 @@ class Compiler:
         if snapshot.number != self._snapshot:
             self._snapshot = snapshot.number
             self._minute = snapshot.minute
-            self._old += [self._mets] if isinstance(self._mets, dict) else self._mets.parts
-            self._mets = {}
+            self._old_nodes += [self._nodes] if isinstance(self._nodes, dict) else self._nodes.parts
+            self._nodes = {}
             self._rules = {}
             self._limits = {}
             self._era = Era()
 
-    def rule(self, domain: Domain, matched: MatchedNode, metric_value: str = "") -> CompiledRule:
+    def rule(self, domain: Domain, node: MatchedNode, metric_value: str = "") -> CompiledRule:
         """The rule of a node that has one. It is tallied there, unless by values."""
-        compiled = matched.compiled
+        compiled = node.compiled
         if isinstance(compiled, CompiledRule) and compiled.era is self._era:
             return compiled
-        rule = matched.declared
+        rule = node.declared
         assert rule is not None  # noqa: S101 -- whoever asks has met it
         compiled = self._compile(domain, rule)
-        matched.compiled = compiled
+        node.compiled = compiled
         if not metric_value:
-            matched.tally = rule.tallies.of()
+            node.tally = rule.tallies.of()
         return compiled
 
-    def by_value(self, matched: MatchedNode, metric_value: str) -> MatchedNode:
+    def by_value(self, node: MatchedNode, metric_value: str) -> MatchedNode:
         """What is met where a rule tallies by values. It has a bounded number of tallies."""
-        rule = matched.declared
+        rule = node.declared
         assert rule is not None  # noqa: S101 -- as above
-        return self._tallied(rule.tallies.of(metric_value), matched.node)
+        return self._tallied(rule.tallies.of(metric_value), node.node)
 
     def matched(self, domain: Domain, rule_match: Match) -> tuple[CompiledRule, MatchedNode]:
         """The rule that a descriptor meets, which meets one, and where it is tallied."""
-        matched, identity, shared, metric_value, stray = rule_match
-        assert matched is not None  # noqa: S101 -- it has a rule
-        compiled = self.rule(domain, matched, metric_value)
+        node, identity, shared, metric_value, stray = rule_match
+        assert node is not None  # noqa: S101 -- it has a rule
+        compiled = self.rule(domain, node, metric_value)
         if compiled.groups and not stray:
             last = len(identity) - 1
             stray = last not in shared and address_of(identity[last][1]) is None
         if stray:
             compiled = self._shared(_unusual(compiled, stray=True))
-        return compiled, self.by_value(matched, metric_value) if metric_value else matched
+        return compiled, self.by_value(node, metric_value) if metric_value else node
 
     def unmatched(self, domain: Domain) -> Plan:
         """For descriptors that no rule of the domain matches."""
-        return Plan(self.no_rule, matched=self._tallied(domain.unmatched.of()))
+        return Plan(self.no_rule, node=self._tallied(domain.unmatched.of()))
 
     def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MatchedNode]:
         """A limit that the caller brings. No rule is looked up; its counter is like a rule's."""
@@ -126,15 +126,15 @@ class Compiler:
 
     def _tallied(self, tally: Tally, node: Node | None = None) -> MatchedNode:
         """What is met, of no level, where hits are tallied here. Few rules have such."""
-        matched = self._mets.get(tally)
+        matched = self._nodes.get(tally)
         if matched is None:
-            matched = self._mets[tally] = MatchedNode(node, tally)
-            self._mets = spread(self._mets)
+            matched = self._nodes[tally] = MatchedNode(node, tally)
+            self._nodes = spread(self._nodes)
             for _ in range(2):  # two old ones go, so that these cannot pile up
-                if self._old and not self._old[-1]:
-                    self._old.pop()
-                if self._old and self._old[-1]:
-                    self._old[-1].popitem()
+                if self._old_nodes and not self._old_nodes[-1]:
+                    self._old_nodes.pop()
+                if self._old_nodes and self._old_nodes[-1]:
+                    self._old_nodes[-1].popitem()
         return matched
 
     def _shared(self, compiled: CompiledRule) -> CompiledRule:

@@ -128,7 +128,7 @@ def _as_before(planned: Plan, known: _OverriddenPlan) -> _OverriddenPlan:
         hit._replace(spec=changed.spec)
         for hit, changed in zip(planned.hits, known.plan.hits, strict=True)
     ]
-    plan = Plan(rule, planned.addend, tuple(hits), planned.matched)
+    plan = Plan(rule, planned.addend, tuple(hits), planned.node)
     return _OverriddenPlan(plan, [()] * len(hits), known.until_us)
 
 
@@ -144,7 +144,7 @@ def _overridden(
     ban = next((ruling for ruling in rulings if ruling.ban is not None), None)
     if ban is not None and not planned.refund:
         banned = _rule(rule, Kind.BANNED, (), ban.applied)
-        return _OverriddenPlan(Plan(banned, planned.addend, (), planned.matched), (), until_us)
+        return _OverriddenPlan(Plan(banned, planned.addend, (), planned.node), (), until_us)
     limits: list[CompiledLimit] = []
     hits: list[Hit] = []
     grants: list[Sequence[Hit]] = []
@@ -177,7 +177,7 @@ def _overridden(
         kind = Kind.UNLIMITED
     changed_rule = _rule(rule, kind, tuple(limits), tuple(applied))
     return _OverriddenPlan(
-        Plan(changed_rule, planned.addend, tuple(hits), planned.matched), grants, until_us
+        Plan(changed_rule, planned.addend, tuple(hits), planned.node), grants, until_us
     )
 
 
@@ -275,7 +275,7 @@ def _beside_ban(overridden: _OverriddenPlan) -> _OverriddenPlan:
     if planned.rule.kind is Kind.BANNED or planned.refund:
         return overridden
     rule = _rule(planned.rule, Kind.NO_RULE, (), planned.rule.overrides)
-    return _OverriddenPlan(Plan(rule, planned.addend, (), planned.matched), (), until_us)
+    return _OverriddenPlan(Plan(rule, planned.addend, (), planned.node), (), until_us)
 
 
 def _passes_quota(overridden: _OverriddenPlan) -> bool:

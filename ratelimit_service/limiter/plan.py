@@ -47,19 +47,19 @@ def settle_without_hits(plans: Sequence[Plan]) -> Settled:
 class PlanTemplate:
     """The plan of all descriptors that differ only in the value of their last entry."""
 
-    __slots__ = ("_addend", "_names", "_rest", "matched", "rule")
+    __slots__ = ("_addend", "_names", "_rest", "node", "rule")
 
     def __init__(
         self,
         rule: CompiledRule,
-        matched: MatchedNode,
+        node: MatchedNode,
         addend: int,
         names: KeyStem,
         rest: tuple[object, ...],
     ) -> None:
         """`rest` are a hit's fields behind its key."""
         self.rule = rule
-        self.matched = matched
+        self.node = node
         self._addend = addend
         self._names = names
         self._rest = rest
@@ -72,7 +72,7 @@ class PlanTemplate:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # mypyc would build a list first for (key, *rest).
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
-        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),), self.matched))
+        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),), self.node))
 
 
 class Planner:
@@ -112,9 +112,9 @@ class Planner:
             if addend is None:
                 addend = request.hits_addend or 1
             if not isinstance(rule_match, Match):
-                brought, matched = self.compiler.override(domain, rule_match)
+                brought, node = self.compiler.override(domain, rule_match)
                 returned = b"" if descriptor.is_negative_hits else None
-                planned = _counted(brought, matched, descriptor.entries, (), addend, returned)
+                planned = _counted(brought, node, descriptor.entries, (), addend, returned)
                 plans.append(self._reported(planned, descriptor))
             elif rule_match.node is None or (replaced and _is_replaced(rule_match, replaced)):
                 plans.append(self._without(domain, rule_match, addend))
@@ -135,23 +135,23 @@ class Planner:
         rule_match = match(domain, entries, snapshot.minute)
         if rule_match[0] is None:
             return None if self._settings.quota_mode else self.compiler.unmatched(domain)
-        rule, matched = self.compiler.matched(domain, rule_match)
+        rule, node = self.compiler.matched(domain, rule_match)
         if not rule.independent:
             return None
         if not rule.limits:
-            return Plan(rule, addend or 1, (), matched)
+            return Plan(rule, addend or 1, (), node)
         _, identity, shared, _, _ = rule_match
-        return _counted(rule, matched, identity, shared, addend or 1)
+        return _counted(rule, node, identity, shared, addend or 1)
 
     def template(
         self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
     ) -> PlanTemplate | None:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self.compiler.renew(snapshot)
-        matched = match_any_value(domain, entries, snapshot.minute)
-        if matched is None:
+        node = match_any_value(domain, entries, snapshot.minute)
+        if node is None:
             return None
-        rule = self.compiler.rule(domain, matched)
+        rule = self.compiler.rule(domain, node)
         if not rule.independent or not has_template([each.limit for each in rule.limits]):
             return None
         (limit,) = rule.limits
@@ -167,7 +167,7 @@ class Planner:
             rule.policy,
             None,
         )
-        return PlanTemplate(rule, matched, addend, limit.names.stem(entries), rest)
+        return PlanTemplate(rule, node, addend, limit.names.stem(entries), rest)
 
     def _replaced(self, domain: Domain, matches: Sequence[Match | Limit]) -> Collection[str]:
         """The names of rules that are replaced by others which the request meets."""
@@ -189,8 +189,8 @@ class Planner:
     def _without(self, domain: Domain, rule_match: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
         if rule_match.rule is not None and rule_match.rule.unlimited:
-            rule, matched = self.compiler.matched(domain, rule_match)
-            return Plan(rule, addend, (), matched)
+            rule, node = self.compiler.matched(domain, rule_match)
+            return Plan(rule, addend, (), node)
         if rule_match.rule is None:
             return self.compiler.unmatched(domain)
         return Plan(self.compiler.no_rule)
@@ -198,15 +198,15 @@ class Planner:
     def _matched(
         self, domain: Domain, descriptor: Descriptor, rule_match: Match, addend: int
     ) -> Plan:
-        compiled, matched = self.compiler.matched(domain, rule_match)
+        compiled, node = self.compiler.matched(domain, rule_match)
         if not compiled.limits:
-            return Plan(compiled, addend, (), matched)
+            return Plan(compiled, addend, (), node)
         _, identity, shared, _, _ = rule_match
         returned = None
         if descriptor.is_negative_hits:
             named = len(identity) < len(descriptor.entries)
             returned = _lease(descriptor.entries[-1].value) if named else b""
-        planned = _counted(compiled, matched, identity, shared, addend, returned)
+        planned = _counted(compiled, node, identity, shared, addend, returned)
         return self._reported(planned, descriptor)
 
     def _reported(self, planned: Plan, descriptor: Descriptor) -> Plan:
@@ -271,7 +271,7 @@ _UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
 
 def _counted(
     rule: CompiledRule,
-    matched: MatchedNode,
+    node: MatchedNode,
     identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,
@@ -305,7 +305,7 @@ def _counted(
         hits += (new_tuple(Hit, fields),)
         # Each limit of a quota counts by itself, even where the quota cannot deny.
         joined = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
-    return new_tuple(Plan, (rule, addend, hits, matched))
+    return new_tuple(Plan, (rule, addend, hits, node))
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:

@@ -20,8 +20,8 @@ def tally_within(
     plans: list[Plan], outcomes: list[Outcome], callers: TopCallers | None = None
 ) -> None:
     """The fast path for usual descriptors of which none was over."""
-    for index, (rule, addend, _, matched) in enumerate(plans):
-        tally = matched.tally
+    for index, (rule, addend, _, node) in enumerate(plans):
+        tally = node.tally
         if tally is not None:
             tally.hits += addend
             tally.within += addend
@@ -44,13 +44,13 @@ def tally_plain(
     outcomes, verdict = settled.outcomes, settled.verdict
     stats.decisions["ok" if verdict.passes else "over_limit"] += 1
     for index, planned in enumerate(plans):
-        rule, _, _, matched = planned
+        rule, _, _, node = planned
         outcome = outcomes[index]
         if outcome is None or outcome.local:
             stats.policy_decisions[rule.policy] += 1
-        if matched.tally is not None:
+        if node.tally is not None:
             reported = ReportedLimit(rule.limits[0], outcome) if outcome is not None else None
-            _add(planned, reported, matched.tally, callers)
+            _add(planned, reported, node.tally, callers)
 
 
 def tally(
@@ -69,14 +69,14 @@ def tally(
         for override in rule.overrides:
             stats.override_decisions[override.kind] += 1
         if rule.kind is Kind.NO_RULE:
-            if planned.matched.tally is not None:
-                planned.matched.tally.hits += 1
+            if planned.node.tally is not None:
+                planned.node.tally.hits += 1
             continue
         if rule.stray:
             stats.not_addresses += 1
         reported = reported_limit(planned, several)
-        if planned.matched.tally is not None:
-            _add(planned, reported, planned.matched.tally, callers)
+        if planned.node.tally is not None:
+            _add(planned, reported, planned.node.tally, callers)
         if by_policy(planned, reported):
             stats.policy_decisions[rule.policy] += 1
         if reported is not None and not planned.refund:
@@ -94,9 +94,9 @@ def _tally_callers(
     """
     start = 0
     for planned in plans:
-        rule, _, hits, matched = planned
+        rule, _, hits, node = planned
         stop = start + len(hits)
-        if hits and matched.tally is not None and not hits[0].refund:
+        if hits and node.tally is not None and not hits[0].refund:
             outcome = outcomes[start]
             if stop > start + 1:
                 reported = reported_limit(planned, outcomes[start:stop])

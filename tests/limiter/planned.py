@@ -57,8 +57,8 @@ def plan_of(rule: str, descriptors: str | Descriptor, settings: Settings | None 
 
 
 def tally_of(plan: Plan) -> Tally:
-    assert plan.matched.tally is not None
-    return plan.matched.tally
+    assert plan.node.tally is not None
+    return plan.node.tally
 
 
 def within(remaining: int, charged: int = 1, reset_us: int = MINUTE_US) -> Outcome:

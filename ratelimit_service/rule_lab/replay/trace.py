@@ -381,7 +381,7 @@ class Trace:
         template = self._simulator.template(domain, entries, addend, at_us)
         if template is None or template.rule.limits[0].count_denied or template.rule.leasing:
             return None
-        use = self._use(domain, template.rule, template.matched.declared)
+        use = self._use(domain, template.rule, template.node.declared)
         return _TemplateUse(template, use) if len(use.limits) == 1 else None
 
     def _use(self, domain: str, rule: CompiledRule, declared: Rule | None) -> RuleUse:
