@@ -7,12 +7,20 @@ from ratelimit_service.limiter.compiled import CompiledRule, Plan
 from ratelimit_service.limiter.decision_reason import DecidedBy, DecisionReason, decision_reason
 from ratelimit_service.limiter.overridden_plans import OverriddenPlans, apply_overrides, grant_end
 from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, holding, ruling_of
-from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, settle_without_hits
+from ratelimit_service.limiter.plan import (
+    LEASE_BYTES,
+    MAX_LIMITS,
+    Planner,
+    PlanTemplate,
+    settle_without_hits,
+    too_many_limits,
+)
 from ratelimit_service.limiter.queueing import queue_of
 from ratelimit_service.limiter.tally import tally, tally_plain, tally_sample, tally_within
 
 __all__ = [
     "LEASE_BYTES",
+    "MAX_LIMITS",
     "CallerStanding",
     "CompiledRule",
     "DecidedBy",
@@ -42,4 +50,5 @@ __all__ = [
     "tally_plain",
     "tally_sample",
     "tally_within",
+    "too_many_limits",
 ]

@@ -25,6 +25,7 @@ from ratelimit_service.rule_lab.replay.recorded import (
 from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.reader import Reader, Unreadable
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["EnvoyLog", "Mapped", "read_mapping"]
 
@@ -162,7 +163,7 @@ class EnvoyLog:
                 at_us = self._moment_us(_value(fields, self._time), self._time)
                 recorded = self._request(tuple([_value(fields, field) for field in self._fields]))
             except (ValueError, RecursionError) as error:
-                lines.bad(f"the line is no JSON: {error}", number)
+                lines.bad(f"the line is no JSON: {json_slip(error, one_line=True)}", number)
                 continue
             except BadLineError as error:
                 lines.bad(str(error), number)

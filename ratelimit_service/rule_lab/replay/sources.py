@@ -11,6 +11,7 @@ from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, read_mapping
 from ratelimit_service.rule_lab.replay.json_lines import Value
 from ratelimit_service.rule_lab.replay.logs import LogError, LogReader
 from ratelimit_service.rule_lab.replay.recorded import RequestCache
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["Readers"]
 
@@ -32,7 +33,8 @@ class Readers:
         try:
             fields = json.loads(first)
         except (ValueError, RecursionError) as error:
-            raise LogError(f"{name}:1: the line is no JSON: {error}") from error
+            why = json_slip(error, one_line=True)
+            raise LogError(f"{name}:1: the line is no JSON: {why}") from error
         if "v" in fields and "by" in fields and fields.keys() & {"descriptors", "unreadable"}:
             return DecisionLogReader(self._decisions)
         if self._mapped is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratelimit_service.errors import PolicyError
+from ratelimit_service.errors import BadRequestError, PolicyError
 from ratelimit_service.model import SECOND_US, Code, whole_seconds
 from ratelimit_service.rule_lab.simulation.cases import (
     Case,
@@ -115,7 +115,7 @@ class RuleTestRun:
                 last = request == step.times
                 try:
                     decided = simulator.decide(step.request, case.start_us + step.at_us)
-                except PolicyError as error:
+                except (BadRequestError, PolicyError) as error:
                     return Result(path, case, step, request, why=str(error))
                 self._covered.update(rule for rule in decided.rules if rule is not None)
                 if differences := tuple(_differences(step.expected, decided, last=last)):
