@@ -403,7 +403,7 @@ def test_first_line_that_is_nested_too_deep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "why"),
     [
         ("time", "yesterday", "a field is not as it should be: 'yesterday' is no time"),
         ("time", 3, "a field is of another kind than decision logs have"),
@@ -414,7 +414,7 @@ def test_first_line_that_is_nested_too_deep(tmp_path: Path) -> None:
     ],
 )
 def test_decisions_with_fields_that_are_none(
-    tmp_path: Path, field: str, value: object, said: str
+    tmp_path: Path, field: str, value: object, why: str
 ) -> None:
     """A line of a decision log whose fields are others is told with what is wrong with them."""
     line = {"v": 1, "time": "2026-01-01T00:00:00Z", "by": "count", "domain": "a"}
@@ -423,4 +423,4 @@ def test_decisions_with_fields_that_are_none(
     records, lines = read(f"{sound}\n{json.dumps({**line, field: value})}\n", tmp_path)
 
     assert len(records) == 1
-    assert [told.partition("log:2: ")[2] for told in lines.problems] == [said]
+    assert [problem.partition("log:2: ")[2] for problem in lines.problems] == [why]
