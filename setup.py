@@ -40,8 +40,9 @@ COMPILED = """
     grpc/h2/control grpc/h2/bodies grpc/h2/receiving grpc/h2/connection
     grpc/h2/admission grpc/h2/presence
     grpc/h2/client grpc/call_batch grpc/h2/callers grpc/calls grpc/overload
-    rule_lab/simulation/world rule_lab/replay/sketches rule_lab/replay/timeline
-    rule_lab/replay/use rule_lab/replay/met rule_lab/replay/play rule_lab/replay/recorded
+    rule_lab/simulation/simulator rule_lab/replay/sketches rule_lab/replay/timeline
+    rule_lab/replay/use rule_lab/replay/matched rule_lab/replay/trace rule_lab/replay/play
+    rule_lab/replay/recorded
     rule_lab/replay/logs rule_lab/replay/csv_log rule_lab/replay/envoy_log
     rule_lab/replay/decision_log
 """

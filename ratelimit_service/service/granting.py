@@ -3,7 +3,7 @@
 A hit of such a request is charged on a grant's counter first. If there is no room the whole request
 is charged again, with the next grant or the limit itself in its place; a request that does not pass
 has charged nothing, so no hit counts twice. What must not live here: which grants there are
-(`limiter.steer`), and how hits are counted (`stores`).
+(`limiter.apply_overrides`), and how hits are counted (`stores`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
-from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
+from ratelimit_service.limiter import TopCallers, queue_of, tally_sample
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
@@ -378,7 +378,7 @@ class Service:
                 tallied = settled and isinstance(answers[index], bytes)
                 outcomes = settled[index].outcomes if tallied else ()
                 if callers.keep(batch.bodies[index], plans, outcomes):
-                    look_at_kept(callers)
+                    tally_sample(callers)
                 index += callers.step(len(plans))
             callers.until = index - len(batch.bodies)
             if callers.unnamed:
@@ -388,7 +388,7 @@ class Service:
                 callers.unnamed.clear()
         except Exception as error:
             callers.until = 0
-            callers.kept.clear()
+            callers.sample.clear()
             callers.unnamed.clear()
             self._faults.note("callers could not be noted", error)
 

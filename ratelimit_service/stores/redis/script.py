@@ -64,7 +64,7 @@ _RECEIPT: Final = struct.Struct(">dd")
 """The receipt of a charge that is undone: when it was counted, and when it was to reset."""
 
 _SETTLED: Final = 1 << 15
-"""A mark beside a request's number of hits: it is settled without trying the short way first."""
+"""A mark beside a request's number of hits: it is settled without trying the fast path first."""
 
 _NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 
