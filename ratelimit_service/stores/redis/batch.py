@@ -6,10 +6,12 @@ What must not live here: connections, and how a request in several shards is set
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores.keys import slot_of
 
 __all__ = ["Background", "Batch", "Debt", "Part"]
 
@@ -69,8 +71,8 @@ class Batch(Protocol):
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """These requests get no answer."""
 
-    def again_by_slot(self, indexes: Sequence[int]) -> bool:
-        """Sends requests again, each slot of their counters apart; False if that cannot be.
+    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+        """These requests once more, each slot of their counters apart; None if that cannot be.
 
         The server enforces slots, and has counted nothing of these.
         """
@@ -125,9 +127,36 @@ class Background:
         for _ in indexes:
             self._told(None)
 
-    def again_by_slot(self, _indexes: Sequence[int]) -> bool:
-        """It stays in one piece."""
-        return False
+    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+        """A batch for each slot of each request: nothing of these counts together only."""
+        return [
+            batch
+            for index in indexes
+            for batch in _divided(self.requests[index], self._told, self.deadline_us)
+        ]
+
+
+def _divided(
+    hits: Sequence[Hit], told: Callable[[Outcomes | None], None], deadline_us: int
+) -> list[Batch]:
+    """A request as a batch for each of its slots; once all of them are told, the request is."""
+    slots: dict[int, list[int]] = {}
+    for index, hit in enumerate(hits):
+        slots.setdefault(slot_of(hit.key), []).append(index)
+    outcomes: Outcomes = [None] * len(hits)
+    missing = set(slots)
+
+    def slot_told(slot: int, slot_outcomes: Outcomes | None) -> None:
+        for index, outcome in zip(slots[slot], slot_outcomes or (), strict=False):
+            outcomes[index] = outcome
+        missing.remove(slot)
+        if not missing:
+            told(outcomes)
+
+    return [
+        Background([[hits[index] for index in indexes]], partial(slot_told, slot), deadline_us)
+        for slot, indexes in slots.items()
+    ]
 
 
 class Debt:
@@ -194,9 +223,9 @@ class Debt:
             self.untold += [self.requests[index] for index in indexes]
         self._less(len(indexes))
 
-    def again_by_slot(self, _indexes: Sequence[int]) -> bool:
+    def divided_by_slot(self, _indexes: Sequence[int]) -> list[Batch] | None:
         """What is not told is told later."""
-        return False
+        return None
 
     def _less(self, count: int) -> None:
         self._missing -= count
@@ -248,6 +277,6 @@ class Part:
         """Tells the batch."""
         self.batch.failed([self.indexes[index] for index in indexes], reason)
 
-    def again_by_slot(self, indexes: Sequence[int]) -> bool:
-        """Tells the batch."""
-        return self.batch.again_by_slot([self.indexes[index] for index in indexes])
+    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+        """Asks the batch."""
+        return self.batch.divided_by_slot([self.indexes[index] for index in indexes])

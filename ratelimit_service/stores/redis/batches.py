@@ -486,8 +486,8 @@ class Batches:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         # What lies in one slot and is refused all the same would be refused each time it is sent.
-        crosses = crosses_slots(error) and not _are_in_one_slot(call.requests)
-        redirect = self._redirect if crosses or not crosses_slots(error) else None
+        in_vain = crosses_slots(error) and _are_in_one_slot(call.requests)
+        redirect = None if in_vain else self._redirect
         remaining = [
             (batch, indexes)
             for batch, indexes in call.indexes
@@ -504,11 +504,8 @@ class Batches:
                 f"it answers {connection.shown(reply):.100}"
             )  # the new connection asks again which server is the master
         for batch, indexes in remaining:
-            again = error.startswith(_NOTHING_DONE) or (
-                crosses and all(_are_in_one_slot([hits]) for hits in batch.requests)
-            )
             whole = len(indexes) == len(batch.requests)
-            if batch.deadline_us == NEVER and whole and again:
+            if batch.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
                 batch.sent = 0
                 self.hold(batch)
             else:

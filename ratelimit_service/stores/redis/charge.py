@@ -18,6 +18,7 @@ from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Verdict, Wanted, judge
 from ratelimit_service.stores.keys import slot_of
+from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,
     PENDING,
@@ -166,8 +167,8 @@ class Charge:
         self.batches += found
         return found
 
-    def divide_by_slot(self, refused: ShardBatch, indexes: Sequence[int]) -> None:
-        """Sends a shard once more what it has refused: each of its slots is a home of its own."""
+    def divide_by_slot(self, refused: ShardBatch, indexes: Sequence[int]) -> ShardBatch:
+        """What a shard has refused, as another batch: each of its slots is a home of its own."""
         hits, numbers = self._spread()
         places: list[int] = []
         for index in indexes:
@@ -177,15 +178,14 @@ class Charge:
             refused.requests[index] = _MOVED
             if number in self.cross_shard:
                 self.cross_shard[number].missing -= 1
-        shard = refused.shard
-        homes = [(shard, slot_of(hits[place][0])) for place in places]
+        homes = [(refused.shard, slot_of(hits[place][0])) for place in places]
         self.pieces = {}
         (batch,) = self._batches_of(hits, numbers, places, homes)
         self.missing += len(batch.requests) - len(indexes)
         for number in batch.indexes:
             if number in self.cross_shard:
                 self.cross_shard[number].missing += 1
-        shard.charge(batch)
+        return batch
 
     def start_whole(self, shard: Shard) -> None:
         """Does what `start` does, when everything lies in one shard."""
@@ -507,12 +507,10 @@ class ShardBatch:
             self.failed(late, "timeout" if blamed else "overloaded")
             self.shard.missed(read_us)
 
-    def again_by_slot(self, indexes: Sequence[int]) -> bool:
-        """Sends the requests that still have no answer again."""
+    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+        """The requests that still have no answer."""
         unanswered = [index for index in indexes if not self._has_answer(index)]
-        if unanswered:
-            self.charge.divide_by_slot(self, unanswered)
-        return True
+        return [self.charge.divide_by_slot(self, unanswered)] if unanswered else []
 
     def _has_answer(self, index: int) -> bool:
         charge, of = self.charge, self.indexes[index]

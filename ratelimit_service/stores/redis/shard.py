@@ -242,7 +242,10 @@ class Shard:
 
     def _refused(self, error: str, batch: Batch, indexes: Sequence[int], /) -> bool:
         """Sends requests again by slot, if an error says that the server enforces slots."""
-        return self._enforces_slots(error) and batch.again_by_slot(indexes)
+        divided = batch.divided_by_slot(indexes) if self._enforces_slots(error) else None
+        for each in divided or ():
+            self.charge(each)
+        return divided is not None
 
     def _enforces_slots(self, error: str) -> bool:
         """Whether an error says that the server enforces slots, which is remembered."""
