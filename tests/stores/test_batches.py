@@ -11,7 +11,7 @@ from ratelimit_service import compiled
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import RANKS
-from ratelimit_service.stores.redis.batch import Background, Batch, Part
+from ratelimit_service.stores.redis.batch import Background, Batch, Part, Urgency
 from ratelimit_service.stores.redis.batches import Batches
 from ratelimit_service.stores.redis.server import Server
 from tests.stores.cases import hit
@@ -33,8 +33,7 @@ class Queue(Batches):
     def add(self, rank: int, left_us: int, hits: int = 1, *, wanted: bool = True) -> Background:
         """Adds a request with so many hits."""
         requests = [[hit(key=f"{rank}-{at}") for at in range(hits)]]
-        batch = Background(requests, deadline_us=elapsed_us() + left_us)
-        batch.rank = rank
+        batch = Background(requests, urgency=Urgency(elapsed_us() + left_us, rank=rank))
         if not wanted:
             batch.wanted = lambda _: False
         self.charge(batch)
@@ -43,7 +42,7 @@ class Queue(Batches):
     def next_ranks(self, below: int = RANKS) -> list[int]:
         """The ranks of the requests in the next call."""
         calls, _ = self._next_calls(below)
-        return [batch.rank for call in calls for batch, _ in call.indexes]
+        return [batch.urgency.rank for call in calls for batch, _ in call.indexes]
 
 
 @pytest.mark.parametrize(("overtaken", "lowest"), [(1, 1), (1, 70), (130, 1), (300, 1), (300, 300)])

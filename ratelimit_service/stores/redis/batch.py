@@ -7,13 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.keys import slot_of
 
-__all__ = ["Background", "Batch", "Debt", "Part"]
+__all__ = ["Background", "Batch", "Debt", "Part", "Urgency"]
+
+
+class Urgency:
+    """By when a batch is to be sent and answered; times are by `elapsed_us`. Nobody changes it."""
+
+    __slots__ = ("deadline_us", "due_us", "patience_us", "rank")
+
+    def __init__(
+        self, deadline_us: int, due_us: int = NEVER, patience_us: int = NEVER, rank: int = 0
+    ) -> None:
+        self.deadline_us = deadline_us
+        """From then on nobody waits for an answer.
+
+        With NEVER a batch is held while its server is away, as what is given back must be.
+        """
+        self.due_us = due_us
+        """When it has waited for as long as a server may take."""
+        self.patience_us = patience_us
+        """If the server took so long by its own time, it is to blame for an answer too late."""
+        self.rank = rank
+        """Those of a lower rank are sent first (`Store.charge`)."""
 
 
 class Batch(Protocol):
@@ -27,23 +48,8 @@ class Batch(Protocol):
         """What is to be charged, each on its own."""
 
     @property
-    def deadline_us(self) -> int:
-        """The time by `elapsed_us` from which nobody waits for an answer.
-
-        With NEVER it is held while its server is away, as what is given back must be.
-        """
-
-    @property
-    def due_us(self) -> int:
-        """When it has waited for as long as a server may take, by `elapsed_us`, or NEVER."""
-
-    @property
-    def patience_us(self) -> int:
-        """If the server took so long by its own time, it is to blame for an answer too late."""
-
-    @property
-    def rank(self) -> int:
-        """Those of a lower rank are sent first (`Store.charge`)."""
+    def urgency(self) -> Urgency:
+        """By when it is to be sent and answered."""
 
     @property
     def finished(self) -> bool:
@@ -78,19 +84,19 @@ class Batch(Protocol):
         """
 
 
+_NO_DEADLINE: Final = Urgency(NEVER)
+
+
 class Background:
     """A batch that no caller waits for: what is given back, or told to a server that was away."""
 
     __slots__ = (
         "_told",
-        "deadline_us",
-        "due_us",
         "finished",
         "indexes",
-        "patience_us",
-        "rank",
         "requests",
         "sent",
+        "urgency",
         "wanted",
     )
 
@@ -98,16 +104,13 @@ class Background:
         self,
         requests: Sequence[Sequence[Hit]],
         told: Callable[[Outcomes | None], None] = lambda _: None,
-        deadline_us: int = NEVER,
+        urgency: Urgency = _NO_DEADLINE,
     ) -> None:
         """`told` gets the outcomes of each request, or None if there are none."""
         self.requests = requests
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
-        self.deadline_us = deadline_us
-        self.due_us = NEVER
-        self.patience_us = NEVER  # nobody asks who is to blame
-        self.rank = 0
+        self.urgency = urgency
         self.finished = False
         self.sent = 0
         self._told = told
@@ -132,12 +135,12 @@ class Background:
         return [
             batch
             for index in indexes
-            for batch in _divided(self.requests[index], self._told, self.deadline_us)
+            for batch in _divided(self.requests[index], self._told, self.urgency)
         ]
 
 
 def _divided(
-    hits: Sequence[Hit], told: Callable[[Outcomes | None], None], deadline_us: int
+    hits: Sequence[Hit], told: Callable[[Outcomes | None], None], urgency: Urgency
 ) -> list[Batch]:
     """A request as a batch for each of its slots; once all of them are told, the request is."""
     slots: dict[int, list[int]] = {}
@@ -154,7 +157,7 @@ def _divided(
             told(outcomes)
 
     return [
-        Background([[hits[index] for index in indexes]], partial(slot_told, slot), deadline_us)
+        Background([[hits[index] for index in indexes]], partial(slot_told, slot), urgency)
         for slot, indexes in slots.items()
     ]
 
@@ -165,16 +168,13 @@ class Debt:
     __slots__ = (
         "_missing",
         "_settled",
-        "deadline_us",
-        "due_us",
         "expires_us",
         "finished",
         "indexes",
-        "patience_us",
-        "rank",
         "requests",
         "sent",
         "untold",
+        "urgency",
         "wanted",
         "weight",
     )
@@ -193,11 +193,8 @@ class Debt:
         self.requests = requests
         self.weight = weight
         self.expires_us = expires_us
-        self.deadline_us = NEVER
-        """Until when the server may count it, by `elapsed_us`. Whoever sends the debt sets it."""
-        self.due_us = NEVER
-        self.patience_us = NEVER  # nobody asks who is to blame
-        self.rank = 0
+        self.urgency = _NO_DEADLINE
+        """Until when the server may count it. Whoever sends the debt sets it."""
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.finished = False
@@ -247,10 +244,7 @@ class Part:
         self.batch: Batch = batch
         self.indexes: Sequence[int] = indexes
         self.requests = [batch.requests[index] for index in indexes]
-        self.deadline_us = batch.deadline_us
-        self.due_us = batch.due_us
-        self.patience_us = batch.patience_us
-        self.rank = batch.rank
+        self.urgency = batch.urgency
         self.sent = 0
         self.wanted: Wanted = self._is_wanted
 

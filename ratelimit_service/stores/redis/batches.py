@@ -192,13 +192,13 @@ class Batches:
         Each call is atomic, and a request is never split over several.
         """
         if not self._server.available:
-            if batch.deadline_us == NEVER:
+            if batch.urgency.deadline_us == NEVER:
                 self.hold(batch)
             else:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
-        self._queues[batch.rank].append(batch)
-        if not self._sending and (not any(self._in_flight) or batch.rank < self._below):
+        self._queues[batch.urgency.rank].append(batch)
+        if not self._sending and (not any(self._in_flight) or batch.urgency.rank < self._below):
             self._sending = True
             self._scheduler.before_write(self._send)
 
@@ -211,8 +211,8 @@ class Batches:
         filling = self._filling(RANKS)
         filling.add(batch, range(len(batch.requests)), batch.requests)
         calls = list(filling.calls.values())
-        self._in_flight[batch.rank] += 1
-        self._call(connection, calls, [len(calls), batch.rank], asking=True)
+        self._in_flight[batch.urgency.rank] += 1
+        self._call(connection, calls, [len(calls), batch.urgency.rank], asking=True)
 
     def bequeath(self, heir: Callable[[Batch], None]) -> None:
         """Hands batches that wait for the server to `heir`: those of now and all later ones."""
@@ -249,7 +249,7 @@ class Batches:
         queues, self._queues = self._queues, [deque() for _ in range(RANKS)]
         for queue in queues:
             for batch in queue:
-                if batch.deadline_us == NEVER:
+                if batch.urgency.deadline_us == NEVER:
                     self.hold(batch)
                 else:
                     self._fail(batch, range(batch.sent, len(batch.requests)), reason)
@@ -314,7 +314,7 @@ class Batches:
         soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
         while True:
             firsts = [
-                (min(queue[0].deadline_us, queue[0].due_us), rank)
+                (min(queue[0].urgency.deadline_us, queue[0].urgency.due_us), rank)
                 for rank, queue in enumerate(self._queues[: filling.below])
                 if queue
             ]
@@ -326,7 +326,7 @@ class Batches:
         """Takes or drops the first batch of a rank, or as much as fits; returns whether all is."""
         queue = self._queues[rank]
         batch = queue[0]
-        if batch.deadline_us <= filling.now_us + self._reply_us:
+        if batch.urgency.deadline_us <= filling.now_us + self._reply_us:
             queue.popleft()
             self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
             return True
@@ -474,7 +474,7 @@ class Batches:
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
         """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""
-        if batch.deadline_us == NEVER:
+        if batch.urgency.deadline_us == NEVER:
             hits = sum([len(batch.requests[index]) for index in indexes])
             self._stats.lost_give_backs[reason] += hits
         try:
@@ -505,7 +505,7 @@ class Batches:
             )  # the new connection asks again which server is the master
         for batch, indexes in remaining:
             whole = len(indexes) == len(batch.requests)
-            if batch.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
+            if batch.urgency.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
                 batch.sent = 0
                 self.hold(batch)
             else:
@@ -526,20 +526,20 @@ class Batches:
         By its own time the server took so long. If that is little, this process kept them too long.
         Nothing was counted then. So for callers who still wait they are sent again.
         """
-        waits = batch.deadline_us > elapsed_us() + self._reply_us and not batch.finished
+        waits = batch.urgency.deadline_us > elapsed_us() + self._reply_us and not batch.finished
         again: list[int] = []
         for index in indexes:
             outcomes = next(found)
             if None not in outcomes:
                 batch.answered([index], iter([outcomes]), at_us, False)
-            elif took_us >= batch.patience_us:
+            elif took_us >= batch.urgency.patience_us:
                 batch.failed([index], "timeout")
             elif waits and outcomes.count(None) == len(outcomes):
                 again.append(index)
             else:
                 batch.failed([index], "overloaded")
         if again:
-            self._queues[batch.rank].appendleft(Part(batch, again))
+            self._queues[batch.urgency.rank].appendleft(Part(batch, again))
 
 
 def _are_in_one_slot(requests: Sequence[Sequence[Hit]]) -> bool:

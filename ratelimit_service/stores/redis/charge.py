@@ -18,7 +18,7 @@ from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Verdict, Wanted, judge
 from ratelimit_service.stores.keys import slot_of
-from ratelimit_service.stores.redis.batch import Batch
+from ratelimit_service.stores.redis.batch import Batch, Urgency
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,
     PENDING,
@@ -49,19 +49,16 @@ class Charge:
         "batches",
         "begins",
         "cross_shard",
-        "deadline_us",
         "done",
-        "due_us",
         "finished",
         "given_back",
         "missing",
         "outcomes",
-        "patience_us",
         "pieces",
-        "rank",
         "requests",
         "settled",
         "stats",
+        "urgency",
         "wanted",
     )
 
@@ -70,22 +67,15 @@ class Charge:
         requests: Sequence[Sequence[Hit]],
         done: Done,
         wanted: Wanted,
-        deadline_us: int,
+        urgency: Urgency,
         stats: Stats,
         given_back: GivenBack,
-        rank: int,
-        patience_us: int,
-        due_us: int,
     ) -> None:
-        """`patience_us` and `due_us` are as in `Batch`."""
         self.requests = requests
         self.given_back = given_back
-        self.rank = rank
-        self.patience_us = patience_us
         self.done = done
         self.wanted = wanted
-        self.deadline_us = deadline_us
-        self.due_us = due_us
+        self.urgency = urgency
         self.stats = stats
         self.settled: list[Settled] = [_PENDING] * len(requests)
         self.outcomes: Outcomes = []
@@ -303,16 +293,13 @@ class ShardBatch:
         "at_us",
         "charge",
         "cross_shard",
-        "deadline_us",
-        "due_us",
         "indexes",
-        "patience_us",
         "places",
-        "rank",
         "requests",
         "sent",
         "shard",
         "starts",
+        "urgency",
         "wanted",
     )
 
@@ -328,10 +315,7 @@ class ShardBatch:
         self.cross_shard = charge.cross_shard
         """As the charge has them; a batch keeps them for answers that come too late."""
         self.shard = shard
-        self.deadline_us = charge.deadline_us
-        self.due_us = charge.due_us
-        self.patience_us = charge.patience_us
-        self.rank = charge.rank
+        self.urgency = charge.urgency
         self.requests = requests
         self.indexes = indexes
         self.places: list[int] = []
@@ -503,7 +487,7 @@ class ShardBatch:
         self.dropped(unwanted)
         if late:
             # Either the server was too slow, or this process had too much to do.
-            blamed = self.shard.late(read_us, self.patience_us)
+            blamed = self.shard.late(read_us, self.urgency.patience_us)
             self.failed(late, "timeout" if blamed else "overloaded")
             self.shard.missed(read_us)
 

@@ -18,7 +18,7 @@ from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
-from ratelimit_service.stores.redis.batch import Batch, Debt
+from ratelimit_service.stores.redis.batch import Batch, Debt, Urgency
 from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight
 
 __all__ = ["Debts"]
@@ -140,7 +140,8 @@ class Debts:
             if debt.expires_us > at_us:
                 # If the connection is given up, the debt is told again. So the server must not
                 # count it after that.
-                debt.deadline_us = min(self._server.elapsed_at(debt.expires_us), now + _TELL_US)
+                expires_us = self._server.elapsed_at(debt.expires_us)
+                debt.urgency = Urgency(min(expires_us, now + _TELL_US))
                 self._telling += debt.weight
                 self._telling_since_us = now
                 self._server.charge(debt)

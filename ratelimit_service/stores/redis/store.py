@@ -31,6 +31,7 @@ from ratelimit_service.stores import (
     always,
 )
 from ratelimit_service.stores.redis.address import Cluster, parse_store
+from ratelimit_service.stores.redis.batch import Urgency
 from ratelimit_service.stores.redis.charge import Charge, Home
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.connection import Argument, Reply
@@ -265,17 +266,8 @@ class RedisStore:
             patience_us = (deadline_us - now + 1) // 2
         # A charge has a deadline in any case: NEVER is for what is held while a server is away.
         deadline_us = min(deadline_us, now + _LONGEST_US)
-        charge = Charge(
-            requests,
-            done,
-            wanted,
-            deadline_us,
-            self._stats,
-            self._given_back,
-            rank,
-            patience_us,
-            due_us,
-        )
+        urgency = Urgency(deadline_us, due_us, patience_us, rank)
+        charge = Charge(requests, done, wanted, urgency, self._stats, self._given_back)
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
             charge.give_up(self._find_all, self._only, "overloaded")
@@ -369,15 +361,15 @@ class RedisStore:
             _, number, charge = heapq.heappop(waiting)
             if charge.finished:
                 continue
-            left_us = 0 if charge.deadline_us <= now else charge.left_us(read_us)
+            left_us = 0 if charge.urgency.deadline_us <= now else charge.left_us(read_us)
             if left_us > 0:
                 heapq.heappush(waiting, (now + max(left_us, _LOOK_US), number, charge))
             else:
-                is_late = is_late or now < charge.deadline_us
+                is_late = is_late or now < charge.urgency.deadline_us
                 self._end(charge, read_us)
         if is_late:
             for _, _, charge in list(waiting):
-                if charge.due_us <= now and charge.left_us(read_us) <= 0:
+                if charge.urgency.due_us <= now and charge.left_us(read_us) <= 0:
                     self._end(charge, read_us)
         if waiting:
             self._wait_until(waiting[0][0], elapsed_us())
