@@ -9,7 +9,7 @@ What must not live here: connections, and which home a counter has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final
@@ -25,16 +25,15 @@ from ratelimit_service.stores.redis.cross_shard import (
     CrossShardRequest,
     piece_of,
 )
-from ratelimit_service.stores.redis.give_back import GivenBack, give_back_here, give_back_late
-from ratelimit_service.stores.redis.shard import Shard
+from ratelimit_service.stores.redis.give_back import (
+    GivenBack,
+    give_back,
+    give_back_here,
+    late_refunds,
+)
+from ratelimit_service.stores.redis.shard import FindAll, Home, Shard
 
-__all__ = ["Charge", "FindAll", "Home"]
-
-Home = tuple[Shard, int]
-"""Where a counter lies: its shard, and a number. One script call may settle hits of one home."""
-
-FindAll = Callable[[Sequence[Hit]], list[Home]]
-"""The home of each hit's counter; the same object for all that one script call may settle."""
+__all__ = ["Charge"]
 
 _PENDING: Final = PENDING
 _ABSENT: Final = ABSENT
@@ -94,33 +93,30 @@ class Charge:
         self.cross_shard: dict[int, CrossShardRequest] = {}
         """Those requests of which a piece is not within, or has no answer."""
 
-    def start(self, find_all: FindAll) -> None:
-        """Hands every shard its batch."""
-        self._divide(find_all)
+    def start(self, find_all: FindAll, only: Shard | None) -> None:
+        """Hands every shard its batch; `only` is the one in which everything lies, if known."""
+        self._divide(find_all, only)
         for batch in list(self.batches):
             batch.shard.charge(batch)
 
     def give_up(self, find_all: FindAll, only: Shard | None, reason: str) -> None:
-        """Ends the charge before it began: its caller has no time left.
-
-        `only` is the shard in which everything lies, if there is one.
-        """
+        """Ends the charge before it began: its caller has no time left."""
         if [hit for hits in self.requests for hit in hits if hit[8] is _LOCAL]:
-            if only is not None:
-                self._make_whole(only)
-            else:
-                self._divide(find_all)
+            self._divide(find_all, only)
             for batch in list(self.batches):
                 batch.failed(range(len(batch.requests)), reason)
         else:
             self.stats.store_errors[reason] += sum(map(len, self.requests))
             self.abandon()
 
-    def _divide(self, find_all: FindAll) -> None:
+    def _divide(self, find_all: FindAll, only: Shard | None) -> None:
         """Divides the requests between the homes of their counters.
 
         This takes the hits of all requests together. A step for each request takes twice as long.
         """
+        if only is not None:
+            self.batches.append(ShardBatch(self, only, list(self.requests), _all(self.missing)))
+            return
         hits, numbers = self._spread()
         batches = self._batches_of(hits, numbers, range(len(hits)), find_all(hits))
         self.missing = sum([len(batch.requests) for batch in batches])
@@ -175,15 +171,6 @@ class Charge:
         for number in batch.indexes:
             if number in self.cross_shard:
                 self.cross_shard[number].missing += 1
-        return batch
-
-    def start_whole(self, shard: Shard) -> None:
-        """Does what `start` does, when everything lies in one shard."""
-        shard.charge(self._make_whole(shard))
-
-    def _make_whole(self, shard: Shard) -> ShardBatch:
-        batch = ShardBatch(self, shard, list(self.requests), _all(len(self.requests)))
-        self.batches.append(batch)
         return batch
 
     def settle(self, index: int, settled: Settled) -> None:
@@ -243,14 +230,9 @@ class Charge:
         Hits whose policy is `local` are counted in this process, at the time `at_us`.
         """
         self.stats.store_errors[reason] += len(hits)
-        found: list[Outcome | None] = [None] * len(hits)
-        ats = [at for at, hit in enumerate(hits) if hit[8] is _LOCAL]
-        if ats:
-            for at, outcome in zip(
-                ats, shard.charge_here([hits[at] for at in ats], at_us), strict=True
-            ):
-                found[at] = outcome
-        return found
+        local = [hit for hit in hits if hit[8] is _LOCAL]
+        outcomes = iter(shard.charge_here(local, at_us) if local else ())
+        return [next(outcomes, None) if hit[8] is _LOCAL else None for hit in hits]
 
     def cross(self, index: int) -> CrossShardRequest:
         """A request that has several homes, on its own, with the answers that it has so far."""
@@ -428,9 +410,9 @@ class ShardBatch:
         else:
             hits, settled = self.requests[index], self.charge.settled[of]
             outcomes, denied = settled.outcomes, not settled.verdict.passes
-            told = [outcomes[at] for at in ats] if ats and outcomes else outcomes
-            heard = self.charge.given_back
-            give_back_late(heard, self.shard, hits, told, found, at_us, denied=denied)
+            decided = [outcomes[at] for at in ats] if ats and outcomes else outcomes
+            refunds = late_refunds(hits, decided, found, at_us, denied=denied)
+            give_back(self.shard, refunds, self.charge.given_back)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         charge, count, at_us = self.charge, 0, self.shard.now_us()
@@ -478,10 +460,9 @@ class ShardBatch:
 
     def expire(self, read_us: int) -> None:
         """Ends the requests without an answer; the shard finds out if its server is to blame."""
-        unanswered = [index for index in range(len(self.requests)) if not self._has_answer(index)]
         late: list[int] = []
         unwanted: list[int] = []
-        for index in unanswered:
+        for index in [at for at in range(len(self.requests)) if not self._has_answer(at)]:
             wanted = index < self.sent or self.wanted(self.indexes[index])
             (late if wanted else unwanted).append(index)
         self.dropped(unwanted)

@@ -19,10 +19,9 @@ from ratelimit_service.stores import always
 from ratelimit_service.stores.keys import SLOTS, slot_of, slot_of_tag
 from ratelimit_service.stores.redis.address import Address, Cluster
 from ratelimit_service.stores.redis.batch import Batch, Part
-from ratelimit_service.stores.redis.charge import Home
 from ratelimit_service.stores.redis.connection import Reply
 from ratelimit_service.stores.redis.processes import Process
-from ratelimit_service.stores.redis.shard import Shard
+from ratelimit_service.stores.redis.shard import Home, Shard
 from ratelimit_service.stores.redis.topology import ShardConfig
 
 __all__ = ["ClusterOfNodes"]

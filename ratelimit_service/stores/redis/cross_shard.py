@@ -19,7 +19,8 @@ from ratelimit_service.stores import DROPPED, Outcomes, Settled, Verdict, judge
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.give_back import (
     GivenBack,
-    give_back_late,
+    give_back,
+    late_refunds,
     look,
     undo,
     undoable,
@@ -107,10 +108,9 @@ class CrossShardRequest:
         if outcomes[ats[0]] is not ABSENT:  # the piece was given up before: this answer is too late
             denied = not judge(self.hits, outcomes).verdict.passes
             hits = [self.hits[at] for at in ats]
-            told = [outcomes[at] for at in ats]
-            heard = self.tell_of_give_backs
-            dropped = self.dropped
-            give_back_late(heard, shard, hits, told, found, at_us, denied=denied, dropped=dropped)
+            decided = [outcomes[at] for at in ats]
+            refunds = late_refunds(hits, decided, found, at_us, denied=denied, dropped=self.dropped)
+            give_back(shard, refunds, self.tell_of_give_backs)
             return
         for at, outcome in zip(ats, found, strict=True):
             outcomes[at] = outcome

@@ -34,7 +34,7 @@ from ratelimit_service.stores.redis.debts import Debts
 from ratelimit_service.stores.redis.processes import PROCESSES, Process
 from ratelimit_service.stores.redis.server import Server
 
-__all__ = ["ClusterRouter", "Shard"]
+__all__ = ["ClusterRouter", "FindAll", "Home", "Shard"]
 
 log = logging.getLogger(__name__)
 
@@ -286,3 +286,10 @@ class Shard:
         """The key under which processes are listed there."""
         key = self._router.beat_key(self) if self._router else PROCESSES
         return self._key_prefix + key if key else None
+
+
+Home = tuple[Shard, int]
+"""Where a counter lies: its shard, and a number. One script call may settle hits of one home."""
+
+FindAll = Callable[[Sequence[Hit]], list[Home]]
+"""The home of each hit's counter; the same object for all that one script call may settle."""

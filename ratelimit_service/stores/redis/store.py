@@ -32,12 +32,12 @@ from ratelimit_service.stores import (
 )
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.batch import Urgency
-from ratelimit_service.stores.redis.charge import Charge, Home
+from ratelimit_service.stores.redis.charge import Charge
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.give_back import GivenBack
-from ratelimit_service.stores.redis.shard import Shard
+from ratelimit_service.stores.redis.shard import Home, Shard
 from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
 
 __all__ = ["RedisStore"]
@@ -272,10 +272,8 @@ class RedisStore:
             # The caller is to be answered at once, so this process is late and no server is.
             charge.give_up(self._find_all, self._only, "overloaded")
             return
-        if self._only is not None and not self._only.by_slot:
-            charge.start_whole(self._only)
-        else:
-            charge.start(self._find_all)
+        only = self._only
+        charge.start(self._find_all, None if only is None or only.by_slot else only)
         if charge.finished:
             return
         waiting = self._waiting

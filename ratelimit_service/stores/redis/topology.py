@@ -15,11 +15,10 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import partition_of, partitions_of, slot_of
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
-from ratelimit_service.stores.redis.charge import Home
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.processes import Process
 from ratelimit_service.stores.redis.ring import fingerprint, owners
-from ratelimit_service.stores.redis.shard import ClusterRouter, Shard
+from ratelimit_service.stores.redis.shard import ClusterRouter, Home, Shard
 
 __all__ = ["RingOfShards", "ShardConfig", "Topology"]
 
