@@ -26,7 +26,8 @@ class Queue(Batches):
     """A queue whose calls are taken out here, and are not sent."""
 
     def __init__(self) -> None:
-        server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, not_after=lambda _: 0)
+        clock = SimpleNamespace(not_after=lambda _: 0)
+        server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, clock=clock)
         super().__init__(cast(Server, server), Stats())
         self._sending = True
 

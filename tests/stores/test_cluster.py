@@ -130,7 +130,7 @@ async def test_slots_that_nobody_has(connected: Fixture, monkeypatch: pytest.Mon
         for shard, slots in spans.items()
         if shard is not old
     ]
-    old.charge_here([one], old.now_us())
+    old.charge_here([one], old.server.clock.now_us())
 
     assert topology._learn(ranges, "")
     assert old in topology.shards

@@ -80,7 +80,7 @@ async def test_slow_way(fixture: Fixture) -> None:
     ping = shard.call("PING")
     assert ping is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not shard.late(elapsed_us(), 20_000):
+        while not shard.server.late(elapsed_us(), 20_000):
             await asyncio.sleep(0)
     while shard.available:
         assert await charged(fixture.store, [[hit()]]) == [[None]]
@@ -161,7 +161,7 @@ async def undo(fixture: Fixture) -> Background:
     """What gives back a charge of 3 that was counted."""
     assert await fixture.until(answered)
     await charged(fixture.store, [[hit(2)]])
-    now = fixture.store.shards[0].now_us()
+    now = fixture.store.shards[0].server.clock.now_us()
     window_us = hit().spec.window_us
     receipt = Receipt(now, now - now % window_us + window_us)
     return Background([[hit(3)._replace(refund=True, receipt=receipt)]])
@@ -273,11 +273,11 @@ async def test_surplus_reply_while_nothing_is_charged(fixture: Fixture, surplus:
     await fixture.start(timeout_us=5_000_000)
     await fixture.until(answered)
     (shard,) = fixture.store.shards
-    first = shard._server.connection
+    first = shard.server.connection
 
     fixture.proxy.surplus = surplus
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while shard._server.connection is first:
+        while shard.server.connection is first:
             await asyncio.sleep(0.01)
 
     await fixture.until(answered)

@@ -34,8 +34,8 @@ def hang(server: RedisServer, *stores: RedisStore) -> None:
     server.stop()
     for store in stores:
         for shard in store.shards:
-            assert shard._server.connection is not None
-            shard._server.connection.close("it hangs")
+            assert shard.server.connection is not None
+            shard.server.connection.close("it hangs")
 
 
 def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
@@ -286,8 +286,8 @@ async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     store = store_at(own_redis)
     await started(store)
     (shard,) = store.shards
-    assert shard._server._ahead_us is not None
-    shard._server._ahead_us -= MINUTE  # as after a step of the server's clock
+    assert shard.server.clock.ahead_us is not None
+    shard.server.clock.ahead_us -= MINUTE  # as after a step of the server's clock
 
     ((outcome,),) = await charged(store, [[hit()]])
 

@@ -61,7 +61,7 @@ class Held:
 
     @property
     def connection(self) -> RedisConnection:
-        connection = self.shard._server.connection
+        connection = self.shard.server.connection
         assert connection is not None
         return connection
 

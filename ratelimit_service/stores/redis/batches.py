@@ -286,7 +286,7 @@ class Batches:
         """Nothing yet, of ranks below that."""
         server = self._server
         return Filling(
-            elapsed_us(), below, self.slot, server.not_after, self._numbers, server.timeout_us
+            elapsed_us(), below, self.slot, server.clock.not_after, self._numbers, server.timeout_us
         )
 
     def _next_calls(self, below: int) -> tuple[list[ScriptCall], int]:
@@ -358,7 +358,8 @@ class Batches:
         `under_way` counts those without a reply; beside that stands their rank.
         """
         script = script or self._script
-        now, judge = (self._server.clock(), True) if self._server.clock else (now_us(), False)
+        given = self._server.clock.given
+        now, judge = (given(), True) if given else (now_us(), False)
         commands: list[Command] = []
         replied: list[Answered] = []
         try:
@@ -417,7 +418,7 @@ class Batches:
                 each, at_us = iter(found.outcomes), found.at_us
                 for batch, indexes in call.indexes:
                     if found.late:
-                        took_us = self._server.took_us(connection.answered_left_us, at_us)
+                        took_us = self._server.clock.took_us(connection.answered_left_us, at_us)
                         self._answer_one_by_one(batch, indexes, each, at_us, took_us)
                     else:
                         batch.answered(indexes, each, at_us, found.within)

@@ -209,7 +209,7 @@ class Charge:
 
         All replies that had come by `read_us` have been read.
         """
-        return min([batch.shard.left_us(read_us) for batch in self.batches], default=0)
+        return min([batch.shard.server.left_us(read_us) for batch in self.batches], default=0)
 
     def expire(self, read_us: int) -> None:
         """Ends the charge: hits without an outcome get none any more.
@@ -415,7 +415,7 @@ class ShardBatch:
             give_back(self.shard, refunds, self.charge.given_back)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
-        charge, count, at_us = self.charge, 0, self.shard.now_us()
+        charge, count, at_us = self.charge, 0, self.shard.server.clock.now_us()
         if not self.places and self._all_local(indexes):
             self._count_here(indexes, reason, at_us)
             return
@@ -468,9 +468,9 @@ class ShardBatch:
         self.dropped(unwanted)
         if late:
             # Either the server was too slow, or this process had too much to do.
-            blamed = self.shard.late(read_us, self.urgency.patience_us)
+            blamed = self.shard.server.late(read_us, self.urgency.patience_us)
             self.failed(late, "timeout" if blamed else "overloaded")
-            self.shard.missed(read_us)
+            self.shard.server.missed(read_us)
 
     def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
         """The requests that still have no answer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from os import urandom
 
@@ -19,10 +19,10 @@ from ratelimit_service.stores import always
 from ratelimit_service.stores.keys import SLOTS, slot_of, slot_of_tag
 from ratelimit_service.stores.redis.address import Address, Cluster
 from ratelimit_service.stores.redis.batch import Batch, Part
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import Reply
 from ratelimit_service.stores.redis.processes import Process
 from ratelimit_service.stores.redis.shard import Home, Shard
-from ratelimit_service.stores.redis.topology import ShardConfig
 
 __all__ = ["ClusterOfNodes"]
 
@@ -85,18 +85,21 @@ class ClusterOfNodes:
     def follow(self, shard: Shard, error: str, /) -> Shard | None:
         """Asks for the slots soon. A key whose slot is on its way may have moved already."""
         self._stale.set()
+        target = self._target(shard, error)
+        return target if error.startswith("ASK ") else None
+
+    def _target(self, node: Shard, error: str) -> Shard | None:
+        """The node that a MOVED or ASK of another names; notes where a slot is now."""
         word, _, rest = error.partition(" ")
         moved = _moved(rest) if word in {"MOVED", "ASK"} else None
         if moved is None:
             return None
         slot, host, port = moved
-        target = self._node(host or _host_of(shard), port, start=True)
-        if target is None:
-            return None
-        if word == "ASK":
-            return target
-        self._homes[slot] = target, slot
-        return None
+        target = self._node(host or _host_of(node), port, start=True)
+        if target is not None and word == "MOVED":
+            self._homes[slot] = target, slot
+            self._stale.set()
+        return target
 
     async def start(self) -> None:
         """Tries the given nodes once, asks one of them for the slots, and follows their changes."""
@@ -123,40 +126,34 @@ class ClusterOfNodes:
 
     def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
         """Sends requests of a batch to the node that an error names; False for any other error."""
-        word, _, rest = error.partition(" ")
+        word = error.partition(" ")[0]
         if word == "CLUSTERDOWN":
             self._stale.set()
-        if word not in {"MOVED", "ASK", "TRYAGAIN"}:
-            return False
-        hops = batch.hops if isinstance(batch, Redirected) else 0
         if word == "TRYAGAIN":
             # While a slot moves, the keys of one request can lie on two nodes. The batch's other
             # requests must not wait for it, so each goes alone.
-            loop = asyncio.get_running_loop()
             for index in indexes:
-                loop.call_later(_AGAIN_SECONDS, self._charge_home, Redirected(batch, [index], 0))
+                self._later(self._charge_home, Redirected(batch, [index], 0))
             return True
+        hops = batch.hops if isinstance(batch, Redirected) else 0
         if batch.finished or hops >= _MOST_HOPS:
             return False
-        moved = _moved(rest)
-        if moved is None:
-            return False
-        slot, host, port = moved
-        target = self._node(host or _host_of(node), port, start=True)
+        target = self._target(node, error)
         if target is None:
             return False
         again = Redirected(batch, indexes, hops + 1)
         send = target.ask if word == "ASK" else target.charge
-        if word == "MOVED":
-            self._homes[slot] = target, slot
-            self._stale.set()
         if hops >= _QUICK_HOPS:  # a pause, so that nodes that disagree are not kept busy
-            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, again)
+            self._later(send, again)
         elif target in self._starting:
             self._starting[target].add_done_callback(lambda _: send(again))
         else:
             send(again)
         return True
+
+    def _later(self, send: Callable[[Batch], None], batch: Batch) -> None:
+        """Sends a batch after a pause."""
+        asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, batch)
 
     def _charge_home(self, batch: Batch) -> None:
         """Sends a batch to the node that has its slot."""
@@ -169,7 +166,8 @@ class ClusterOfNodes:
             seed = self._cluster.seeds[0]
             address: Address = replace(seed, host=host, port=port)
             name = f"{host}:{port}"
-            node = self._config.shard(name, address, self._process, lambda *_: None, router=self)
+            config = self._config.of(name)
+            node = Shard(name, address, self._process, lambda *_: None, config, self)
             self._nodes[host, port] = node
             if start:
                 task = self._starting[node] = asyncio.create_task(node.start())
@@ -197,7 +195,9 @@ class ClusterOfNodes:
             question = node.call("CLUSTER", "SLOTS")
             if question is None:
                 continue
-            if await node.answers(question, _ASK_US) and self._learn(question.result(), host):
+            if await node.server.answers(question, _ASK_US) and self._learn(
+                question.result(), host
+            ):
                 return
 
     def _learn(self, reply: Reply, host: str) -> bool:

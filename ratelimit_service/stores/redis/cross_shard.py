@@ -184,7 +184,7 @@ class CrossShardRequest:
         count = len(undone)
         undone.reverse()  # in a queue only the last place can be given back, so begin with it
         if local:
-            now_us = shard.now_us()
+            now_us = shard.server.clock.now_us()
             self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
             return
         shard.charge(Background([[*undone, *peeks]], partial(self._given_back, ats)))

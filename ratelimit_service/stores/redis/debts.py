@@ -20,6 +20,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.batch import Batch, Debt, Urgency
 from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight
+from ratelimit_service.stores.redis.server_clock import ServerClock
 
 __all__ = ["Debts"]
 
@@ -42,12 +43,6 @@ class Creditor(Protocol):
     def available(self) -> bool:
         """Whether the server can be told now."""
 
-    def now_us(self) -> int:
-        """The server's time, as far as it is known."""
-
-    def elapsed_at(self, at_us: int) -> int:
-        """The moment by `elapsed_us` at which the server's clock will show `at_us`."""
-
     def charge(self, batch: Batch) -> None:
         """Queues a debt, to be sent to the server."""
 
@@ -55,9 +50,10 @@ class Creditor(Protocol):
 class Debts:
     """What one server is owed, and the counters of one outage."""
 
-    def __init__(self, server: Creditor, address: str, stats: Stats) -> None:
+    def __init__(self, server: Creditor, clock: ServerClock, address: str, stats: Stats) -> None:
         """`address` is how the log calls the server."""
         self._server = server
+        self._clock = clock
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._local = Local(stats)
@@ -98,7 +94,7 @@ class Debts:
 
     def _counted_here(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """What this process has counted alone, by counters, with the time it is over."""
-        at_us = self._server.now_us()
+        at_us = self._clock.now_us()
         for requests, left_us in self._local.hand_back(self._server.processes, at_us):
             yield requests, at_us + left_us
 
@@ -134,13 +130,13 @@ class Debts:
 
     def _tell(self) -> None:
         """Sends debts, about one script call's weight at a time: charges come between."""
-        now, at_us = elapsed_us(), self._server.now_us()
+        now, at_us = elapsed_us(), self._clock.now_us()
         while self._owed and self._server.available and self._telling < MAX_CALL_WEIGHT:
             debt = self._owed.popleft()
             if debt.expires_us > at_us:
                 # If the connection is given up, the debt is told again. So the server must not
                 # count it after that.
-                expires_us = self._server.elapsed_at(debt.expires_us)
+                expires_us = self._clock.elapsed_at(debt.expires_us)
                 debt.urgency = Urgency(min(expires_us, now + _TELL_US))
                 self._telling += debt.weight
                 self._telling_since_us = now

@@ -16,12 +16,11 @@ from typing import Final, Protocol
 
 from ratelimit_service.errors import StoreError
 from ratelimit_service.eventloop.backoff import Backoff
-from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.bugs import Bugs
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.log_throttle import LogThrottle
-from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.breaker import Breaker
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import (
     Argument,
     RedisConnection,
@@ -31,7 +30,6 @@ from ratelimit_service.stores.redis.connection import (
     is_refused,
     open_connection,
 )
-from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.processes import (
     BEAT_SECONDS,
     Process,
@@ -41,6 +39,7 @@ from ratelimit_service.stores.redis.processes import (
 )
 from ratelimit_service.stores.redis.script import SCRIPT
 from ratelimit_service.stores.redis.sentinel import find, moved
+from ratelimit_service.stores.redis.server_clock import ServerClock
 
 __all__ = ["Server", "User"]
 
@@ -61,13 +60,6 @@ _CALM_SECONDS: Final = 1.0
 _BACK_OFF_SECONDS: Final = 0.05
 _LONGEST_BACK_OFF_SECONDS: Final = 0.5
 """The first and the longest wait between two attempts to connect."""
-
-_SICK_AFTER: Final = 5
-"""A server is sick when it was found late so often in a row, over at least the time that it may
-take to answer."""
-
-_SAY_SICK_EVERY_US: Final = 60_000_000
-"""The log says once in so long at most that it is sick: it may be so by turns."""
 
 _WELL_AFTER: Final = 3
 """A sick server is well again when it has answered so many pings in a row in time."""
@@ -105,39 +97,26 @@ class Server:
     def __init__(
         self,
         address: Address | Sentinels,
-        timeout_us: int,
-        health: Health,
-        component: str,
         process: Process,
-        contexts: Contexts,
         user: User,
-        clock: Clock | None = None,
+        config: ShardConfig,
     ) -> None:
-        """`component` is its name in health. A `clock`, if given, replaces the server's own."""
         self._address = address
         self.name = str(address)
         """How the log calls it."""
-        self.timeout_us = timeout_us
+        self.timeout_us = config.timeout_us
         """How long it may take to answer."""
-        self._health = health
-        self._component = component
+        self._config = config
         self._process = process
-        self._contexts = contexts
         self._user = user
-        self.clock = clock
+        self.clock = ServerClock(config.clock)
+        self.breaker = Breaker(config.timeout_us)
         self._refused: set[str] = set()
         """The commands that the server has refused for good."""
         self._bugs = Bugs()
         self._loop = asyncio.get_running_loop()
         self.connection: RedisConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._missed = 0
-        """How often in a row the server was found late."""
-        self._missed_first_us = self._missed_last_us = 0
-        """When it was found late for the first and for the last time of these."""
-        self.sick = False
-        """Whether the server is left alone until it answers pings."""
-        self._sick_log = LogThrottle(_SAY_SICK_EVERY_US)
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
@@ -145,8 +124,6 @@ class Server:
         """Where it is connected; a master that Sentinel names may be elsewhere the next time."""
         self.round_trip_us: int | None = None
         """How long the last beat took there and back."""
-        self._ahead_us: int | None = None
-        """How far the server's clock is ahead of `elapsed_us`, at least."""
 
     async def start(self) -> None:
         """Tries to connect once, at most a second long, and keeps trying in the background."""
@@ -168,12 +145,12 @@ class Server:
 
     def forget_faults(self) -> None:
         """Takes the server out of health's faults, because nobody needs it any more."""
-        self._health.recover(self._component)
+        self._config.health.recover(self._config.component)
 
     @property
     def available(self) -> bool:
         """Whether it can be asked now."""
-        return self.connection is not None and not self.sick
+        return self.connection is not None and not self.breaker.open
 
     @property
     def unavailable(self) -> str:
@@ -190,18 +167,6 @@ class Server:
         Returns whether there is any; if not, `told` is not called.
         """
         return self.connection is not None and self.connection.when_told(told)
-
-    def now_us(self) -> int:
-        """The server's time, as far as it is known."""
-        if self.clock:
-            return self.clock()
-        return now_us() if self._ahead_us is None else elapsed_us() + self._ahead_us
-
-    def not_after(self, deadline_us: int) -> int:
-        """A deadline by the server's clock, 0 for none."""
-        if deadline_us == NEVER or self._ahead_us is None or self.clock:
-            return 0
-        return deadline_us + self._ahead_us
 
     def late(self, read_us: int, patience_us: int) -> bool:
         """Whether the server, and not this process, keeps calls waiting for so long.
@@ -235,29 +200,12 @@ class Server:
                 left_us = patience_us - self._waited_us(read_us)
         return reply.done()
 
-    def took_us(self, left_us: int, at_us: int) -> int:
-        """How long a call was with the server that left then, until it ran at `at_us`."""
-        return at_us - (self._ahead_us or 0) - left_us
-
     def missed(self, read_us: int) -> None:
         """Hears that a batch had no answer in time, which counts against a server that is late."""
         if not self.late(read_us, self.timeout_us):
             return
-        if not self._missed:
-            self._missed_first_us = read_us
-        if read_us > self._missed_last_us:
-            self._missed += 1
-            self._missed_last_us = read_us
         self.degrade(f"is slower than {self.timeout_us / 1000:g} ms")
-        lasted_us = read_us - self._missed_first_us
-        if self._missed >= _SICK_AFTER and lasted_us >= self.timeout_us and not self.sick:
-            if times := self._sick_log.take():
-                log.warning(
-                    "Redis at %s is sick: it is left alone until it answers pings%s",
-                    self._address,
-                    f" ({times} times since the last such line)" if times > 1 else "",
-                )
-            self.sick = True
+        if self.breaker.missed(read_us, self.name):
             self._raise_alarm()
             self._user.gone("circuit_open")
 
@@ -270,9 +218,8 @@ class Server:
 
         The call was made at `sent_us`, and the answer is looked at now, both by `elapsed_us`.
         """
-        if connection.answered_left_us + self.timeout_us > self._missed_last_us:
-            self._missed = 0  # the server was not found late with this command
-        self._learn(at_us, sent_us, now_us)
+        self.breaker.answered(connection.answered_left_us)
+        self.clock.learn(at_us, sent_us, now_us)
         if self._fault_at is not None:
             self._calm_down()
 
@@ -280,28 +227,16 @@ class Server:
         """Says that all is well once there has been no fault for a while."""
         if (
             self._fault_at is not None
-            and not self._missed
+            and self.breaker.in_time
             and self._loop.time() - self._fault_at > _CALM_SECONDS
         ):
             self._fault_at = None
-            self._health.recover(self._component)
-
-    def _learn(self, at_us: int, sent_us: int, now_us: int) -> None:
-        """Learns how the clocks stand to each other from a call that ran at `at_us`.
-
-        The call ran after `sent_us` and before now. If it ran just now, the server's clock is ahead
-        by `at_us` less now; if it ran earlier, by more. So this difference is a lower bound, and
-        the largest bound is kept. If the clock was less far ahead even at `sent_us`, it was set
-        back, and the new bound replaces the old one.
-        """
-        ahead_us = at_us - now_us
-        if self._ahead_us is None or ahead_us > self._ahead_us or at_us - sent_us < self._ahead_us:
-            self._ahead_us = ahead_us
+            self._config.health.recover(self._config.component)
 
     def degrade(self, fault: str) -> None:
         """Says in health what is wrong with the server."""
         self._fault_at = self._loop.time()
-        self._health.degrade(self._component, f"Redis at {self._address} {fault}")
+        self._config.health.degrade(self._config.component, f"Redis at {self._address} {fault}")
 
     async def _keep_connected(self, tried: asyncio.Event) -> None:
         backoff = Backoff(_BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS)
@@ -311,7 +246,9 @@ class Server:
                 async with asyncio.timeout(_OPEN_SECONDS):
                     address = await find(self._address)
                     greet = partial(self._greet, address)
-                    connection = await open_connection(address, self._contexts, greeted=greet)
+                    connection = await open_connection(
+                        address, self._config.contexts, greeted=greet
+                    )
             except StoreError as error:
                 reason = str(error)
             except TimeoutError:
@@ -338,7 +275,7 @@ class Server:
                 lasted = self._loop.time() - since
                 reason = f"Redis at {address} is away: {connection.lost.result()}"
                 self._user.gone("disconnected")
-            self._health.degrade(self._component, reason)
+            self._config.health.degrade(self._config.component, reason)
             tried.set()
             if lasted > _CALM_SECONDS:
                 continue  # the connection was a good one: the next attempt comes at once
@@ -353,7 +290,7 @@ class Server:
         loaded = await connection.call("SCRIPT", "LOAD", SCRIPT)
         if not self.does_without(connection, "SCRIPT", loaded, "the first call brings the script"):
             expect(loaded, ("SCRIPT",), address, connection)
-        self._ahead_us = None  # this may be another server than before
+        self.clock.ahead_us = None  # this may be another server than before
         sent_us = elapsed_us()
         told = await connection.call("TIME")
         if not self.does_without(connection, "TIME", told, "the first reply tells the time"):
@@ -377,15 +314,14 @@ class Server:
             seconds, micros = map(int, reply)  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
             raise StoreError(f"Redis at {self._address} does not tell its time") from error
-        self._learn(seconds * 1_000_000 + micros, sent_us, elapsed_us())
+        self.clock.learn(seconds * 1_000_000 + micros, sent_us, elapsed_us())
 
     def _well(self, connection: RedisConnection) -> None:
         """The server can be asked from now on."""
         self.connection = connection
-        self.sick = False
-        self._missed = 0
+        self.breaker.close()
         self._fault_at = None
-        self._health.recover(self._component)
+        self._config.health.recover(self._config.component)
         self._user.well()
 
     async def _look_after(self, connection: RedisConnection) -> None:
@@ -402,7 +338,7 @@ class Server:
             )
             connection.forgive(max(0.0, self._loop.time() - started - BEAT_SECONDS))
             await self._give_up_if_hung(connection)
-            if self.sick and not connection.lost.done():
+            if self.breaker.open and not connection.lost.done():
                 await self._nurse(connection)
 
     async def _follow(self, connection: RedisConnection, address: Address) -> None:

@@ -34,11 +34,12 @@ from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.batch import Urgency
 from ratelimit_service.stores.redis.charge import Charge
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.give_back import GivenBack
 from ratelimit_service.stores.redis.shard import Home, Shard
-from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
+from ratelimit_service.stores.redis.topology import RingOfShards, Topology
 
 __all__ = ["RedisStore"]
 
@@ -294,7 +295,7 @@ class RedisStore:
             asked: asyncio.Future[list[Settled]] = self._loop.create_future()
             self.charge([[peek]], asked.set_result)
             (settled,) = await asked
-            at_us = self._find(peek)[0].now_us()
+            at_us = self._find(peek)[0].server.clock.now_us()
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
                 if peek.spec.algorithm.held is None:
                     return Look(outcome, None, at_us)
@@ -331,7 +332,7 @@ class RedisStore:
         held_us = elapsed_us() - self._rings_us
         if held_us > TURN_US:  # else the loop only had something else to do
             for shard in self.shards:
-                shard.held_up(held_us)
+                shard.server.held_up(held_us)
         # As in `all_read`: after two more rounds everything that had come by now has been read.
         self._loop.call_soon(self._loop.call_soon, self._all_read, elapsed_us())
 
@@ -342,7 +343,7 @@ class RedisStore:
         """Has all that was read from these shards handed on; then no reply is waited for longer."""
         try:
             while shards:
-                if shards.pop().when_told(partial(self._tell_then_expire, shards, read_us)):
+                if shards.pop().server.when_told(partial(self._tell_then_expire, shards, read_us)):
                     return
         except Exception as error:
             self._bugs.note("replies that had come were not handed on", error)
@@ -383,7 +384,7 @@ class RedisStore:
 
 async def _reply(shard: Shard, asked: asyncio.Future[Reply]) -> Reply:
     """What a server replies, which may be an error. Raises StoreError if there is no reply."""
-    if not await shard.answers(asked, _ASK_US):
+    if not await shard.server.answers(asked, _ASK_US):
         seconds = _ASK_US / 1_000_000
         raise StoreError(f"Redis ({shard.name}) gave no answer within {seconds:g} s: try again")
     reply = asked.result()

@@ -4,64 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from os import urandom
 from typing import Protocol
 
-from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import Hit
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import partition_of, partitions_of, slot_of
-from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
-from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.address import Ring
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.processes import Process
 from ratelimit_service.stores.redis.ring import fingerprint, owners
-from ratelimit_service.stores.redis.shard import ClusterRouter, Home, Shard
+from ratelimit_service.stores.redis.shard import Home, Shard
 
-__all__ = ["RingOfShards", "ShardConfig", "Topology"]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardConfig:
-    """The settings that all shards of a store share."""
-
-    timeout_us: int
-    stats: Stats
-    health: Health
-    contexts: Contexts
-    component: str = "store"
-    """The store's name in health. If there are several shards, the shard's name follows it."""
-    clock: Clock | None = None
-    key_prefix: str = ""
-
-    def shard(
-        self,
-        name: str,
-        address: Address | Sentinels,
-        process: Process,
-        heard: Callable[[str, Sequence[Process]], None],
-        *,
-        alone: bool = False,
-        router: ClusterRouter | None = None,
-    ) -> Shard:
-        """A shard, not started."""
-        component = self.component if alone else f"{self.component} {name}"
-        return Shard(
-            name,
-            address,
-            self.timeout_us,
-            self.stats,
-            self.health,
-            component,
-            process,
-            heard,
-            self.contexts,
-            router,
-            self.clock,
-            self.key_prefix,
-        )
+__all__ = ["RingOfShards", "Topology"]
 
 
 class Topology(Protocol):
@@ -108,8 +63,12 @@ class RingOfShards:
         """For each shard a process that counts there but places counters on another ring."""
         self.kind = "server" if alone else "shard"
         self._shards = {
-            member.name: config.shard(
-                member.name, member.endpoint, process, self._heard, alone=alone
+            member.name: Shard(
+                member.name,
+                member.endpoint,
+                process,
+                self._heard,
+                config if alone else config.of(member.name),
             )
             for member in ring.members
         }
