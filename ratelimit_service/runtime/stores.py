@@ -19,7 +19,7 @@ from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
 from ratelimit_service.stores.queues import Queues
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.board import RedisBoard
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from ratelimit_service.stores.redis.queues import RedisQueues
@@ -82,8 +82,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         settings.store_timeout_us,
         stats,
         health,
-        second_url=settings.second_store,
-        key_prefix=settings.key_prefix,
+        layout=Layout(settings.second_store, settings.key_prefix),
     )
     kept, board = OverridesInRedis(store, health), RedisBoard(store)
     queues = RedisQueues(store, settings.queue_length)

@@ -191,18 +191,21 @@ class LocalCache:
                             break
                     else:
                         continue
-                for hit, outcome in zip(hits, each.outcomes, strict=False):
-                    if outcome is None:
-                        continue
-                    if hit.refund:
-                        self.given_back([hit.key])
-                    elif outcome.over:
-                        self._remember(hit, outcome, hits, asked_us)
-                    elif not outcome.charged or _leaks_otherwise(over.get(hit.key), hit):
-                        self._forget(hit.key)  # hits of others may pass
+                self._learn_from(hits, each.outcomes, asked_us)
         except Exception as error:  # a fault in this cache must cost no request its answer
             self._bugs.note("the local cache is emptied", error)
             self._over, self._bytes = {}, 0
+
+    def _learn_from(self, hits: Sequence[Hit], outcomes: Outcomes, asked_us: int) -> None:
+        for hit, outcome in zip(hits, outcomes, strict=False):
+            if outcome is None:
+                continue
+            if hit.refund:
+                self.given_back([hit.key])
+            elif outcome.over:
+                self._remember(hit, outcome, hits, asked_us)
+            elif not outcome.charged or _leaks_otherwise(self._over.get(hit.key), hit):
+                self._forget(hit.key)  # hits of others may pass
 
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
         """Takes in the key of a denied hit, if no other hit of the request can have filled it."""

@@ -13,7 +13,7 @@ from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
@@ -43,7 +43,7 @@ class Processes:
 
     async def store(self) -> RedisStore:
         store = RedisStore(
-            self._url, 5_000_000, Stats(), self.health, self._clock, key_prefix="rl:"
+            self._url, 5_000_000, Stats(), self.health, self._clock, layout=Layout(key_prefix="rl:")
         )
         await started(store)
         self._stack.push_async_callback(store.close)

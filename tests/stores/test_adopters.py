@@ -13,7 +13,7 @@ import trustme
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings.translation import from_reference
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS, Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
@@ -79,8 +79,7 @@ async def counted(environment: Mapping[str, str]) -> tuple[object, dict[str, str
         5_000_000,
         Stats(),
         health,
-        second_url=found.get("second_store", ""),
-        key_prefix=found.get("key_prefix", ""),
+        layout=Layout(found.get("second_store", ""), found.get("key_prefix", "")),
     )
     await tried(store, health)
     (outcomes,) = await charged(store, [[hit(limit=1_000)]])
@@ -191,7 +190,7 @@ async def test_prefixes_keep_services_apart(redis_server: RedisServer) -> None:
     """Services with different prefixes share no counter in one Redis, and no list of processes."""
     redis_server.flush()
     stores = [
-        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), key_prefix=prefix)
+        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), layout=Layout(key_prefix=prefix))
         for prefix in ("", "a:", "b:", "a:")
     ]
     for store in stores:
@@ -216,7 +215,7 @@ async def test_who_goes_is_forgotten_at_once(redis_server: RedisServer) -> None:
     """A process that ends takes itself off the list of processes, also under a prefix."""
     redis_server.flush()
     stores = [
-        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), key_prefix="a:")
+        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), layout=Layout(key_prefix="a:"))
         for _ in range(2)
     ]
     for store in stores:

@@ -20,7 +20,7 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over
+from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over, refund
 from tests.stores.conftest import Time
 from tests.stores.redis_store import GENEROUS_US, started
 
@@ -168,7 +168,7 @@ NEVER_CACHED = {
     "count_denied": hit(count_denied=True),
     "peek": hit(0),
     "several hits": hit(2),
-    "refund": hit(refund=True),
+    "refund": refund(hit()),
 }
 
 
@@ -216,7 +216,7 @@ async def test_own_refund_is_known_at_once(fixture: Fixture) -> None:
     """What this process gives back can be taken at once."""
     await fixture.charge([FULL], [hit()])
 
-    await fixture.charge([hit(refund=True)])
+    await fixture.charge([refund(hit())])
 
     assert await fixture.charge([hit()]) == [[Outcome(False, 0, MINUTE, 1)]]
 
@@ -258,7 +258,7 @@ async def test_refund_while_a_denial_is_under_way(fixture: Fixture) -> None:
     (answer,) = held
     fixture.store.let_go()
     fixture.time.now_us += 1
-    await fixture.charge([hit(refund=True)])
+    await fixture.charge([refund(hit())])
 
     answer()
 

@@ -13,7 +13,7 @@ from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.script import SCRIPT, arguments, read
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit
+from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit, refund
 from tests.stores.conftest import Time
 from tests.stores.redis_store import COUNTERS
 
@@ -219,6 +219,6 @@ async def test_peeks_and_refunds_make_no_keys(
     redis_store: RedisStore, redis_server: RedisServer
 ) -> None:
     """Only what is counted is stored."""
-    await charged(redis_store, [[hit(0)], [hit(6)], [hit(3, refund=True)]])
+    await charged(redis_store, [[hit(0)], [hit(6)], [refund(hit(3))]])
 
     assert list(redis.Redis.from_url(redis_server.url).scan_iter(COUNTERS)) == []

@@ -23,7 +23,7 @@ from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import partition_of
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.batch import Background, Batch
 from ratelimit_service.stores.redis.ring import owners
 from ratelimit_service.stores.redis.shard import Shard
@@ -512,7 +512,8 @@ async def test_two_names_of_one_server_are_one_ring(ring: Ring) -> None:
 async def test_counters_of_seconds_lie_apart(ring: Ring) -> None:
     """A window of a second counts in the second store, others in the first, together or not."""
     first, second = ring.servers.values()
-    store = RedisStore(first.url, 5_000_000, Stats(), Health(), second_url=second.url)
+    layout = Layout(second_url=second.url)
+    store = RedisStore(first.url, 5_000_000, Stats(), Health(), layout=layout)
     await started(store)
     minute, instant = hit(key="m"), hit(key="s", window_us=SECOND)
 

@@ -7,7 +7,7 @@ import asyncio
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import ShardState
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
@@ -53,7 +53,11 @@ async def told(url: str, kind: str, count: int) -> None:
 async def test_a_server_that_is_away_has_no_address(own_redis: RedisServer) -> None:
     """While a server is away it has neither address nor round trip; of two stores both are told."""
     store = RedisStore(
-        own_redis.url, 5_000_000, Stats(), Health(), second_url=f"{own_redis.url[:-1]}1"
+        own_redis.url,
+        5_000_000,
+        Stats(),
+        Health(),
+        layout=Layout(second_url=f"{own_redis.url[:-1]}1"),
     )
     await started(store)
     assert [each.kind for each in await states(store)] == ["server", "server, second store"]

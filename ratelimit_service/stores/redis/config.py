@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis.contexts import Contexts
 
-__all__ = ["ShardConfig"]
+__all__ = ["Layout", "ShardConfig"]
+
+
+class Layout(NamedTuple):
+    """Where in Redis counters lie."""
+
+    second_url: str = ""
+    """The store of counters whose window is a second; empty if they lie with the others."""
+    key_prefix: str = ""
+    """Stands before all keys, and has no braces in it."""
 
 
 @dataclass(frozen=True, slots=True)

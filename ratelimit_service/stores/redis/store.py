@@ -34,7 +34,7 @@ from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.batch import Urgency
 from ratelimit_service.stores.redis.charge import Charge
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
-from ratelimit_service.stores.redis.config import ShardConfig
+from ratelimit_service.stores.redis.config import Layout, ShardConfig
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.give_back import GivenBack
@@ -79,6 +79,9 @@ def _topology(url: str, config: ShardConfig) -> Topology:
     return RingOfShards(servers, config)
 
 
+_PLAIN: Final = Layout()
+
+
 class RedisStore:
     """Counters in Redis servers (6.2 or later), each counter in one of them.
 
@@ -93,31 +96,28 @@ class RedisStore:
         stats: Stats,
         health: Health,
         clock: Clock | None = None,
-        second_url: str = "",
-        key_prefix: str = "",
+        layout: Layout = _PLAIN,
     ) -> None:
         """Reads the URLs; raises SettingsError if they cannot be used.
 
-        With a `clock` its time counts instead of Redis' own. Counters whose window is a second
-        lie at the `second_url`, where there is one. All keys in Redis begin with `key_prefix`,
-        which has no braces in it.
+        With a `clock` its time counts instead of Redis' own.
         """
         self._timeout_us = timeout_us
-        self._key_prefix = key_prefix.encode()
+        self._key_prefix = layout.key_prefix.encode()
         self._stats = stats
         self._bugs = Bugs()
         self._given_back: GivenBack = _nobody_asks
         self._loop = asyncio.get_running_loop()
         self._contexts = Contexts("store tls", health, stats.tls_reloads)
         config = ShardConfig(
-            timeout_us, stats, health, self._contexts, clock=clock, key_prefix=key_prefix
+            timeout_us, stats, health, self._contexts, clock=clock, key_prefix=layout.key_prefix
         )
         self._first = _topology(url, config)
         self._topologies = [self._first]
         self._find, self._find_all = self._first.find, self._first.find_all
         self._only: Shard | None = None
-        if second_url:
-            self._second = _topology(second_url, replace(config, component="second store"))
+        if layout.second_url:
+            self._second = _topology(layout.second_url, replace(config, component="second store"))
             self._topologies.append(self._second)
             self._find, self._find_all = self._find_by_window, self._find_all_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
