@@ -25,7 +25,8 @@ COMPILED = """
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
     stores/redis/give_back stores/redis/debts
     stores/redis/breaker stores/redis/server_clock
-    stores/redis/server stores/redis/filling stores/redis/batches stores/redis/shard
+    stores/redis/server stores/redis/call_window stores/redis/filling stores/redis/batches
+    stores/redis/shard
     stores/redis/connection
     stores/redis/store
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses

@@ -16,6 +16,7 @@ from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.batches import Batches
+from ratelimit_service.stores.redis.call_window import CallWindow
 from ratelimit_service.stores.redis.connection import RedisConnection
 from ratelimit_service.stores.redis.server import Server
 from tests.servers.cluster import RedisCluster
@@ -163,7 +164,7 @@ def failing(method: Callable[..., object], times: int) -> Callable[..., object]:
     [
         (Batches, "_send", 1),
         (Batches, "_replied", 2),
-        (Batches, "_landed", 2),
+        (CallWindow, "landed", 2),
         (RedisConnection, "_tell_some", 1),
         (RedisConnection, "_tell_all", 1),
         (RedisConnection, "_take", 1),

@@ -20,7 +20,7 @@ from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.address import parse_store
 from ratelimit_service.stores.redis.batch import Background
-from ratelimit_service.stores.redis.connection import crosses_slots, is_refused
+from ratelimit_service.stores.redis.error_replies import crosses_slots, is_refused
 from tests.servers.cluster import SLOTS
 from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.proxy import Proxy

@@ -25,6 +25,7 @@ from ratelimit_service.net.names import shared_names
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.error_replies import wants_password
 from ratelimit_service.text.display import reason
 
 __all__ = [
@@ -34,9 +35,7 @@ __all__ = [
     "RedisConnection",
     "Reply",
     "all_read",
-    "crosses_slots",
     "expect",
-    "is_refused",
     "open_connection",
 ]
 
@@ -349,31 +348,11 @@ async def _connected(address: Address, tls: ssl.SSLContext | None) -> RedisConne
     raise fault
 
 
-def is_refused(error: Exception) -> bool:
-    """Whether a proxy does not have a command, or our user may not use it."""
-    text = str(error)
-    if text.startswith("OOM"):  # it says "not allowed", and means for now
-        return False
-    return text.startswith("NOPERM") or any(word in text for word in _NEVER)
-
-
-_NEVER: Final = ("unknown", "unsupported", "not supported", "not allowed", "disabled")
-"""How servers and proxies say that they do not have a command."""
-
-
-def crosses_slots(error: str) -> bool:
-    """Whether a command was refused, before it did anything, for keys in several slots.
-
-    Redis says CROSSSLOT; some proxies say that keys must be in the same slot.
-    """
-    return "CROSSSLOT" in error or "same slot" in error
-
-
 def expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:
     """Raises StoreError if the reply to a command is missing, an error, or no text."""
     if reply is None:
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
-    if isinstance(reply, Exception) and not connection.password and _wants_password(reply):
+    if isinstance(reply, Exception) and not connection.password and wants_password(reply):
         raise StoreError(
             f"Redis at {address} wants a password: redis://:PASSWORD@HOST:PORT/0 ({reply!s})"
         )
@@ -383,8 +362,3 @@ def expect(reply: Reply, command: Command, address: Address, connection: RedisCo
         raise StoreError(
             f"Redis at {address} does not answer to {command[0]!s}, but something else"
         )
-
-
-def _wants_password(error: Exception) -> bool:
-    """Whether an error is one to a client without a password; the second to a long command."""
-    return str(error).startswith("NOAUTH") or "unauthenticated" in str(error)

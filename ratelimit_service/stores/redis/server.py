@@ -27,9 +27,9 @@ from ratelimit_service.stores.redis.connection import (
     Reply,
     all_read,
     expect,
-    is_refused,
     open_connection,
 )
+from ratelimit_service.stores.redis.error_replies import is_refused
 from ratelimit_service.stores.redis.processes import (
     BEAT_SECONDS,
     Process,

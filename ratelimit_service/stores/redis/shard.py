@@ -25,9 +25,9 @@ from ratelimit_service.stores.redis.connection import (
     Argument,
     RedisConnection,
     Reply,
-    crosses_slots,
 )
 from ratelimit_service.stores.redis.debts import Debts
+from ratelimit_service.stores.redis.error_replies import crosses_slots
 from ratelimit_service.stores.redis.processes import PROCESSES, Process
 from ratelimit_service.stores.redis.server import Server
 
