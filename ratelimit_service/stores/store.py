@@ -68,7 +68,7 @@ class ShardState(NamedTuple):
 
     `kind` is what it is among the others, and `address` is where it is connected, empty while it is
     away. While the breaker is open the server is sick, and left alone until it answers pings.
-    `round_trip_us` is of the last beat, None before the first. `under_way` are calls without a
+    `round_trip_us` is of the last heartbeat, None before the first. `under_way` are calls without a
     reply, and `waiting` are batches that are not sent yet. So many `processes` count there.
     """
 

@@ -97,7 +97,7 @@ class Batches:
         """The batches that wait to be sent, by their rank."""
         self._held: deque[Batch] = deque()
         """Batches without a deadline that wait for the server to come back."""
-        self._heir: Callable[[Batch], None] | None = None
+        self._successor: Callable[[Batch], None] | None = None
         """Takes batches without a deadline once the server has no counters any more."""
         self._sending = False
         self._script = ("EVALSHA", SHA)
@@ -177,15 +177,15 @@ class Batches:
         calls = list(filling.calls.values())
         self._call(connection, calls, self._sent(calls, batch.urgency.rank), asking=True)
 
-    def bequeath(self, heir: Callable[[Batch], None]) -> None:
-        """Hands batches that wait for the server to `heir`: those of now and all later ones."""
-        self._heir = heir
+    def hand_over(self, successor: Callable[[Batch], None]) -> None:
+        """Hands batches that wait for the server to `successor`, those of now and later ones."""
+        self._successor = successor
         self.release()
 
     def hold(self, batch: Batch) -> None:
         """Keeps a batch without a deadline until the server is back; the oldest of too many go."""
-        if self._heir is not None:
-            self._heir(batch)
+        if self._successor is not None:
+            self._successor(batch)
             return
         if len(self._held) >= _MAX_HELD:
             lost = self._held.popleft()

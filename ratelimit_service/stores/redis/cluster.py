@@ -117,7 +117,7 @@ class ClusterOfNodes:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(node.close() for node in self._nodes.values()))
 
-    def beat_key(self, node: Shard) -> str | None:
+    def heartbeat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed; it lies in one of the node's slots."""
         for number in range(SLOTS):
             if self._homes[slot_of_tag(b"%d" % number)][0] is node:

@@ -31,17 +31,17 @@ from ratelimit_service.stores.redis.connection import (
 )
 from ratelimit_service.stores.redis.error_replies import is_refused
 from ratelimit_service.stores.redis.processes import (
-    BEAT_SECONDS,
+    HEARTBEAT_SECONDS,
     Process,
-    beat,
+    farewell,
+    heartbeat,
     others,
-    silence,
 )
 from ratelimit_service.stores.redis.script import SCRIPT
 from ratelimit_service.stores.redis.sentinel import find, moved
 from ratelimit_service.stores.redis.server_clock import ServerClock
 
-__all__ = ["Server", "User"]
+__all__ = ["Server", "ServerObserver"]
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ _BACK_OFF_SECONDS: Final = 0.05
 _LONGEST_BACK_OFF_SECONDS: Final = 0.5
 """The first and the longest wait between two attempts to connect."""
 
-_WELL_AFTER: Final = 3
+_UP_AFTER: Final = 3
 """A sick server is well again when it has answered so many pings in a row in time."""
 
 _PING_US: Final = 50_000
@@ -69,25 +69,25 @@ _PING_SECONDS: Final = _PING_US / 1_000_000
 """The pause between two pings, and the most that an answer may take."""
 
 
-class User(Protocol):
-    """Who uses the server, and is told of it."""
+class ServerObserver(Protocol):
+    """Hears of the server."""
 
-    def well(self) -> None:
+    def up(self) -> None:
         """The server can be asked from now on."""
 
-    def gone(self, reason: str) -> None:
+    def down(self, reason: str) -> None:
         """The server cannot be asked any more: it is away, or sick."""
 
     async def greet(self, connection: RedisConnection) -> None:
         """Called on a new connection before it is used."""
 
-    async def tend(self) -> None:
+    async def every_second(self) -> None:
         """Called once a second while there is a connection, and when the server is well again."""
 
-    def heard(self, processes: Sequence[Process]) -> None:
+    def saw_processes(self, processes: Sequence[Process]) -> None:
         """These processes count in the server, this one included."""
 
-    def beat_key(self) -> str | None:
+    def heartbeat_key(self) -> str | None:
         """The key under which processes are listed in the server."""
 
 
@@ -98,7 +98,7 @@ class Server:
         self,
         address: Address | Sentinels,
         process: Process,
-        user: User,
+        observer: ServerObserver,
         config: ShardConfig,
     ) -> None:
         self._address = address
@@ -108,7 +108,7 @@ class Server:
         """How long it may take to answer."""
         self._config = config
         self._process = process
-        self._user = user
+        self._observer = observer
         self.clock = ServerClock(config.clock)
         self.breaker = Breaker(config.timeout_us)
         self._refused: set[str] = set()
@@ -123,7 +123,7 @@ class Server:
         self.at = ""
         """Where it is connected; a master that Sentinel names may be elsewhere the next time."""
         self.round_trip_us: int | None = None
-        """How long the last beat took there and back."""
+        """How long the last heartbeat took there and back."""
 
     async def start(self) -> None:
         """Tries to connect once, at most a second long, and keeps trying in the background."""
@@ -137,11 +137,11 @@ class Server:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self.connection is not None:
-            if key := self._user.beat_key():
-                self.connection.send([silence(self._process, key)], [_ignore])
+            if key := self._observer.heartbeat_key():
+                self.connection.send([farewell(self._process, key)], [_ignore])
             self.connection.close()
             self.connection = None
-        self._user.gone("disconnected")
+        self._observer.down("disconnected")
 
     def forget_faults(self) -> None:
         """Takes the server out of health's faults, because nobody needs it any more."""
@@ -207,7 +207,7 @@ class Server:
         self.degrade(f"is slower than {self.timeout_us / 1000:g} ms")
         if self.breaker.missed(read_us, self.name):
             self._raise_alarm()
-            self._user.gone("circuit_open")
+            self._observer.down("circuit_open")
 
     def _raise_alarm(self) -> None:
         if not self._alarm.done():
@@ -261,7 +261,7 @@ class Server:
                 self.at = str(address)
                 backoff.reset()
                 since = self._loop.time()
-                self._well(connection)
+                self._came_up(connection)
                 tried.set()
                 following = asyncio.create_task(self._follow(connection, address))
                 try:
@@ -274,7 +274,7 @@ class Server:
                 self.connection, self.at, self.round_trip_us = None, "", None
                 lasted = self._loop.time() - since
                 reason = f"Redis at {address} is away: {connection.lost.result()}"
-                self._user.gone("disconnected")
+                self._observer.down("disconnected")
             self._config.health.degrade(self._config.component, reason)
             tried.set()
             if lasted > _CALM_SECONDS:
@@ -292,10 +292,10 @@ class Server:
             expect(loaded, ("SCRIPT",), address, connection)
         self.clock.ahead_us = None  # this may be another server than before
         sent_us = elapsed_us()
-        told = await connection.call("TIME")
-        if not self.does_without(connection, "TIME", told, "the first reply tells the time"):
-            self._learn_time(told, sent_us)
-        await self._user.greet(connection)
+        reply = await connection.call("TIME")
+        if not self.does_without(connection, "TIME", reply, "the first reply tells the time"):
+            self._learn_time(reply, sent_us)
+        await self._observer.greet(connection)
 
     def does_without(
         self, connection: RedisConnection, command: str, reply: Reply, instead: str
@@ -316,30 +316,30 @@ class Server:
             raise StoreError(f"Redis at {self._address} does not tell its time") from error
         self.clock.learn(seconds * 1_000_000 + micros, sent_us, elapsed_us())
 
-    def _well(self, connection: RedisConnection) -> None:
+    def _came_up(self, connection: RedisConnection) -> None:
         """The server can be asked from now on."""
         self.connection = connection
         self.breaker.close()
         self._fault_at = None
         self._config.health.recover(self._config.component)
-        self._user.well()
+        self._observer.up()
 
     async def _look_after(self, connection: RedisConnection) -> None:
         """Watches over a connection until it is lost."""
         while not connection.lost.done():
-            self._beat(connection)
-            await self._user.tend()
+            self._send_heartbeat(connection)
+            await self._observer.every_second()
             alarm = self._alarm = self._loop.create_future()
             started = self._loop.time()
             await asyncio.wait(
                 [connection.lost, alarm],
-                timeout=BEAT_SECONDS,
+                timeout=HEARTBEAT_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            connection.forgive(max(0.0, self._loop.time() - started - BEAT_SECONDS))
+            connection.forgive(max(0.0, self._loop.time() - started - HEARTBEAT_SECONDS))
             await self._give_up_if_hung(connection)
             if self.breaker.open and not connection.lost.done():
-                await self._nurse(connection)
+                await self._probe(connection)
 
     async def _follow(self, connection: RedisConnection, address: Address) -> None:
         """Leaves a master as soon as Sentinel names another."""
@@ -348,22 +348,22 @@ class Server:
                 await moved(self._address, address)
                 connection.close("Sentinel names another master")
 
-    def _beat(self, connection: RedisConnection) -> None:
+    def _send_heartbeat(self, connection: RedisConnection) -> None:
         """Says that this process counts here, and hears who else does."""
 
-        def heard(reply: Reply) -> None:
+        def replied(reply: Reply) -> None:
             if reply is not None:
                 self.round_trip_us = elapsed_us() - connection.answered_left_us
-            beats = others(reply)
-            if beats is not None and self._process not in beats:
+            processes = others(reply)
+            if processes is not None and self._process not in processes:
                 connection.distrust()
-            elif beats is not None:
+            elif processes is not None:
                 self._calm_down()
-                self._user.heard(beats)
+                self._observer.saw_processes(processes)
 
-        key = self._user.beat_key()
+        key = self._observer.heartbeat_key()
         if key:
-            connection.send([beat(self._process, key)], [heard])
+            connection.send([heartbeat(self._process, key)], [replied])
 
     async def _give_up_if_hung(self, connection: RedisConnection) -> None:
         """Closes a connection on which calls have been pending for too long.
@@ -377,10 +377,10 @@ class Server:
         elif connection.stalled > _STALLED_SECONDS and not connection.lost.done():
             connection.close(f"no whole reply for {connection.stalled:.1f} s")
 
-    async def _nurse(self, connection: RedisConnection) -> None:
+    async def _probe(self, connection: RedisConnection) -> None:
         """Pings a sick server until it is well; gives a silent one up."""
         answered = 0
-        while answered < _WELL_AFTER and not connection.lost.done():
+        while answered < _UP_AFTER and not connection.lost.done():
             ping = connection.ping()
             if await self.answers(ping, min(self.timeout_us, _PING_US)):
                 answered += 1
@@ -390,7 +390,7 @@ class Server:
                 await asyncio.wait([ping], timeout=_PING_SECONDS)
             await self._give_up_if_hung(connection)
         if not connection.lost.done():
-            self._well(connection)
+            self._came_up(connection)
 
 
 def _ignore(_: Reply) -> None: ...

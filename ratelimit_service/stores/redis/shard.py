@@ -42,7 +42,7 @@ class ClusterRouter(Protocol):
     def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
         """Sends requests of a batch elsewhere, if the node's error says that they belong there."""
 
-    def beat_key(self, node: Shard) -> str | None:
+    def heartbeat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed in this node."""
 
 
@@ -63,11 +63,11 @@ class Shard:
         name: str,
         address: Address | Sentinels,
         process: Process,
-        heard: Callable[[str, Sequence[Process]], None],
+        on_processes: Callable[[str, Sequence[Process]], None],
         config: ShardConfig,
         router: ClusterRouter | None = None,
     ) -> None:
-        """`heard` is told once a second who counts here.
+        """`on_processes` is told once a second who counts here.
 
         `router` is given if the shard is a node of a cluster.
         """
@@ -75,7 +75,7 @@ class Shard:
         self.sentinel = isinstance(address, Sentinels)
         """Whether Sentinel names the server."""
         self._router = router
-        self._heard = heard
+        self._on_processes = on_processes
         self._key_prefix = key_prefix = config.key_prefix
         self.server = Server(address, process, self, config)
         if router is None:
@@ -99,13 +99,13 @@ class Shard:
         """Disconnects for good."""
         await self.server.close()
 
-    async def retire(self, heir: Callable[[Batch], None]) -> None:
+    async def retire(self, successor: Callable[[Batch], None]) -> None:
         """Disconnects from a server that has no counters any more, and forgets its faults.
 
-        From now on give-backs that wait for it go to the `heir`. The caller fetches `debts`.
+        From now on give-backs that wait for it go to the `successor`. The caller fetches `debts`.
         """
         await self.close()
-        self._batches.bequeath(heir)
+        self._batches.hand_over(successor)
         self.server.forget_faults()
 
     def charge(self, batch: Batch) -> None:
@@ -208,27 +208,27 @@ class Shard:
         self.by_slot = True
         self._batches.slot = _slot_of_first
 
-    def well(self) -> None:
+    def up(self) -> None:
         """Sends what has waited for the server."""
         self._batches.release()
 
-    def gone(self, reason: str) -> None:
+    def down(self, reason: str) -> None:
         """Ends all batches that wait for the server, except give-backs."""
         self._batches.empty(reason)
 
-    async def tend(self) -> None:
+    async def every_second(self) -> None:
         """Sends what has waited for the server, and tells it what was counted without it."""
         self._batches.release()
         await self._debts.hand_back()
 
-    def heard(self, processes: Sequence[Process]) -> None:
+    def saw_processes(self, processes: Sequence[Process]) -> None:
         """Learns who counts in the server."""
         self.processes = max(1, len(processes))
-        self._heard(self.name, processes)
+        self._on_processes(self.name, processes)
 
-    def beat_key(self) -> str | None:
+    def heartbeat_key(self) -> str | None:
         """The key under which processes are listed there."""
-        key = self._router.beat_key(self) if self._router else PROCESSES
+        key = self._router.heartbeat_key(self) if self._router else PROCESSES
         return self._key_prefix + key if key else None
 
 

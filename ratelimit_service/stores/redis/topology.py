@@ -67,7 +67,7 @@ class RingOfShards:
                 member.name,
                 member.endpoint,
                 process,
-                self._heard,
+                self._saw_processes,
                 config if alone else config.of(member.name),
             )
             for member in ring.members
@@ -111,7 +111,7 @@ class RingOfShards:
         """Disconnects for good."""
         await asyncio.gather(*(shard.close() for shard in self.shards))
 
-    def _heard(self, shard: str, processes: Sequence[Process]) -> None:
+    def _saw_processes(self, shard: str, processes: Sequence[Process]) -> None:
         """Sees whether all processes that count in a shard have the same ring."""
         others = [process for process in processes if process.ring != self._ring]
         if others:
