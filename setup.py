@@ -19,11 +19,11 @@ COMPILED = """
     model/network model/schedule
     algorithms/*
     rules/match rules/moment
-    stores/store stores/settled stores/keys stores/damage
+    stores/store stores/settled stores/keys stores/corrupt_state
     stores/memory_counter stores/memory_tables stores/memory
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
-    stores/redis/give_back stores/redis/debts
+    stores/redis/give_back stores/redis/resync
     stores/redis/breaker stores/redis/server_clock
     stores/redis/server stores/redis/call_window stores/redis/filling stores/redis/batches
     stores/redis/shard

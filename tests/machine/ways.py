@@ -21,7 +21,7 @@ HAND_BACK = re.compile(rb"EVALSHA")
 
 def owes(shard: Shard) -> bool:
     """Whether a shard's server has not been told, or has not confirmed, all that was counted."""
-    return len(shard._debts._local) > 0 or shard._debts.under_way or not shard.idle
+    return len(shard._resyncs._local) > 0 or shard._resyncs.under_way or not shard.idle
 
 
 def well(shard: Shard) -> bool:
@@ -109,8 +109,8 @@ class Way:
 
     def forget(self) -> None:
         """Has the process forget what it has counted alone."""
-        self.shard._debts._local = Local(Stats())
+        self.shard._resyncs._local = Local(Stats())
 
     async def forget_alone(self, hits: Sequence[Hit]) -> None:
         """The same of single counters."""
-        await self.shard._debts._local._memory.forget(hits)
+        await self.shard._resyncs._local._memory.forget(hits)

@@ -11,7 +11,7 @@ from ratelimit_service import compiled
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import RANKS
-from ratelimit_service.stores.redis.batch import Background, Batch, Part, Urgency
+from ratelimit_service.stores.redis.batch import Background, Batch, Retry, Urgency
 from ratelimit_service.stores.redis.batches import Batches
 from ratelimit_service.stores.redis.server import Server
 from tests.stores.cases import hit
@@ -114,9 +114,9 @@ def test_what_is_sent_again_and_again_can_be_told() -> None:
     """A process that is held up for seconds sends the same requests hundreds of times."""
     told: list[object] = []
     batch: Batch = Background([[hit(key=str(number))] for number in range(3)], told.append)
-    batch = Part(Part(batch, [0, 2]), [1])
+    batch = Retry(Retry(batch, [0, 2]), [1])
     for _ in range(5_000):
-        batch = Part(batch, [0])
+        batch = Retry(batch, [0])
 
     assert not batch.finished
     assert [hits[0].key for hits in batch.requests] == [hit(key="2").key]

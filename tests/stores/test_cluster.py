@@ -119,7 +119,7 @@ async def test_slots_that_nobody_has(connected: Fixture, monkeypatch: pytest.Mon
     def owe(shard: Shard, requests: Sequence[Sequence[Hit]], _: int) -> None:
         owed.extend((shard.name, each.key) for hits in requests for each in hits)
 
-    monkeypatch.setattr(Shard, "owe", owe)
+    monkeypatch.setattr(Shard, "resync", owe)
     old = topology.find(one)[0]
     new = next(shard for shard in topology.shards if shard is not old)
     spans: dict[Shard, list[int]] = {}

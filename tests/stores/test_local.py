@@ -443,12 +443,12 @@ async def test_node_that_goes_while_it_is_told(behind: Behind) -> None:
     await charged(behind.store, [[hit(3, key=key)] for key in keys])
     behind.proxy.refuse = False
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not behind.shard._debts.under_way:
+        while not behind.shard._resyncs.under_way:
             await asyncio.sleep(0)
 
     await behind.shard.retire(lambda _: None)
 
-    left = {one[0].key for requests, _ in behind.shard.debts() for one in requests}
+    left = {one[0].key for requests, _ in behind.shard.uncounted() for one in requests}
     told = behind.counts(keys)
     assert left | {hit(key=key).key for key, count in zip(keys, told, strict=True) if count} == {
         *(hit(key=key).key for key in keys),

@@ -13,7 +13,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.keys import slot_of
 
-__all__ = ["Background", "Batch", "Debt", "Part", "Urgency"]
+__all__ = ["Background", "Batch", "Resync", "Retry", "Urgency"]
 
 
 class Urgency:
@@ -67,9 +67,9 @@ class Batch(Protocol):
         """These requests were not sent, since they are not wanted."""
 
     def answered(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+        self, indexes: Sequence[int], answers: Iterator[Outcomes], at_us: int, within: bool
     ) -> None:
-        """Takes these requests' outcomes from `found`; `at_us` is the server's time.
+        """Takes these requests' outcomes from `answers`; `at_us` is the server's time.
 
         `within`: no hit of these is over, and each has an outcome.
         """
@@ -91,7 +91,7 @@ class Background:
     """A batch that no caller waits for: what is given back, or told to a server that was away."""
 
     __slots__ = (
-        "_told",
+        "_done",
         "finished",
         "indexes",
         "requests",
@@ -103,44 +103,44 @@ class Background:
     def __init__(
         self,
         requests: Sequence[Sequence[Hit]],
-        told: Callable[[Outcomes | None], None] = lambda _: None,
+        done: Callable[[Outcomes | None], None] = lambda _: None,
         urgency: Urgency = _NO_DEADLINE,
     ) -> None:
-        """`told` gets the outcomes of each request, or None if there are none."""
+        """`done` gets the outcomes of each request, or None if there are none."""
         self.requests = requests
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.urgency = urgency
         self.finished = False
         self.sent = 0
-        self._told = told
+        self._done = done
 
     def dropped(self, indexes: Sequence[int]) -> None:
         """Never: it is always wanted."""
 
     def answered(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int, _within: bool
+        self, indexes: Sequence[int], answers: Iterator[Outcomes], _at_us: int, _within: bool
     ) -> None:
         """Tells the outcomes."""
         for _ in indexes:
-            self._told(next(found))
+            self._done(next(answers))
 
     def failed(self, indexes: Sequence[int], _reason: str) -> None:
         """Tells that there are none."""
         for _ in indexes:
-            self._told(None)
+            self._done(None)
 
     def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
         """A batch for each slot of each request: nothing of these counts together only."""
         return [
             batch
             for index in indexes
-            for batch in _divided(self.requests[index], self._told, self.urgency)
+            for batch in _divided(self.requests[index], self._done, self.urgency)
         ]
 
 
 def _divided(
-    hits: Sequence[Hit], told: Callable[[Outcomes | None], None], urgency: Urgency
+    hits: Sequence[Hit], done: Callable[[Outcomes | None], None], urgency: Urgency
 ) -> list[Batch]:
     """A request as a batch for each of its slots; once all of them are told, the request is."""
     slots: dict[int, list[int]] = {}
@@ -149,20 +149,20 @@ def _divided(
     outcomes: Outcomes = [None] * len(hits)
     missing = set(slots)
 
-    def slot_told(slot: int, slot_outcomes: Outcomes | None) -> None:
+    def slot_done(slot: int, slot_outcomes: Outcomes | None) -> None:
         for index, outcome in zip(slots[slot], slot_outcomes or (), strict=False):
             outcomes[index] = outcome
         missing.remove(slot)
         if not missing:
-            told(outcomes)
+            done(outcomes)
 
     return [
-        Background([[hits[index] for index in indexes]], partial(slot_told, slot), urgency)
+        Background([[hits[index] for index in indexes]], partial(slot_done, slot), urgency)
         for slot, indexes in slots.items()
     ]
 
 
-class Debt:
+class Resync:
     """What was counted while a server was away and is to be told to it, until that is over."""
 
     __slots__ = (
@@ -173,7 +173,7 @@ class Debt:
         "indexes",
         "requests",
         "sent",
-        "untold",
+        "uncounted",
         "urgency",
         "wanted",
         "weight",
@@ -184,9 +184,9 @@ class Debt:
         requests: Sequence[Sequence[Hit]],
         weight: int,
         expires_us: int,
-        settled: Callable[[Debt], None],
+        settled: Callable[[Resync], None],
     ) -> None:
-        """`settled` is called when every request was told or is in `untold`.
+        """`settled` is called when every request was told or is in `uncounted`.
 
         From `expires_us` on, by the server's time, these hits no longer matter.
         """
@@ -194,12 +194,12 @@ class Debt:
         self.weight = weight
         self.expires_us = expires_us
         self.urgency = _NO_DEADLINE
-        """Until when the server may count it. Whoever sends the debt sets it."""
+        """Until when the server may count it. Whoever sends the resync sets it."""
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.finished = False
         self.sent = 0
-        self.untold: list[Sequence[Hit]] = []
+        self.uncounted: list[Sequence[Hit]] = []
         self._missing = len(requests)
         self._settled = settled
 
@@ -207,17 +207,17 @@ class Debt:
         """Never: it is always wanted."""
 
     def answered(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int, _within: bool
+        self, indexes: Sequence[int], answers: Iterator[Outcomes], _at_us: int, _within: bool
     ) -> None:
         """The server has counted these."""
         for _ in indexes:
-            next(found)
+            next(answers)
         self._less(len(indexes))
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """The server has not counted these, or has not said so."""
         if reason != "internal":  # a fault of ours would only happen again
-            self.untold += [self.requests[index] for index in indexes]
+            self.uncounted += [self.requests[index] for index in indexes]
         self._less(len(indexes))
 
     def divided_by_slot(self, _indexes: Sequence[int]) -> list[Batch] | None:
@@ -230,7 +230,7 @@ class Debt:
             self._settled(self)
 
 
-class Part:
+class Retry:
     """Some requests of a batch that are sent once more.
 
     However often they are sent, these know the batch itself: a chain of hundreds would be too deep
@@ -238,7 +238,7 @@ class Part:
     """
 
     def __init__(self, batch: Batch, indexes: Sequence[int]) -> None:
-        if isinstance(batch, Part):
+        if isinstance(batch, Retry):
             indexes = [batch.indexes[index] for index in indexes]
             batch = batch.batch
         self.batch: Batch = batch
@@ -248,8 +248,8 @@ class Part:
         self.sent = 0
         self.wanted: Wanted = self._is_wanted
 
-    def _is_wanted(self, place: int) -> bool:
-        return self.batch.wanted(self.batch.indexes[place])
+    def _is_wanted(self, index: int) -> bool:
+        return self.batch.wanted(self.batch.indexes[index])
 
     @property
     def finished(self) -> bool:
@@ -261,11 +261,11 @@ class Part:
         self.batch.dropped([self.indexes[index] for index in indexes])
 
     def answered(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+        self, indexes: Sequence[int], answers: Iterator[Outcomes], at_us: int, within: bool
     ) -> None:
         """Tells the batch."""
-        places = [self.indexes[index] for index in indexes]
-        self.batch.answered(places, found, at_us, within)
+        batch_indexes = [self.indexes[index] for index in indexes]
+        self.batch.answered(batch_indexes, answers, at_us, within)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """Tells the batch."""

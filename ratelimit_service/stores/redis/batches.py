@@ -24,9 +24,9 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, RANKS, Outcomes
-from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.keys import slot_of
-from ratelimit_service.stores.redis.batch import Batch, Part
+from ratelimit_service.stores.redis.batch import Batch, Retry
 from ratelimit_service.stores.redis.call_window import CallWindow, SentCalls
 from ratelimit_service.stores.redis.connection import (
     Answered,
@@ -86,7 +86,7 @@ class Batches:
         """
         self._server = server
         self._stats = stats
-        self._damage = Damage(stats)
+        self._corrupt_state = CorruptState(stats)
         self._key_prefix = key_prefix.encode()
         self.slot = slot
         """The slot of a request, where a script call settles requests of one slot only."""
@@ -364,19 +364,19 @@ class Batches:
             ):
                 connection.distrust()
                 reply = None
-            found = read(reply, call.requests)
-            if found is not None:
-                self._server.answered(connection, found.at_us, call.sent_us, now_us)
+            script_reply = read(reply, call.requests)
+            if script_reply is not None:
+                self._server.answered(connection, script_reply.at_us, call.sent_us, now_us)
                 self._window.learn(min(now_us - call.sent_us, self._server.timeout_us))
-                if found.damaged:
-                    self._damage.note(len(found.damaged), found.damaged[0])
-                each, at_us = iter(found.outcomes), found.at_us
+                if script_reply.damaged:
+                    self._corrupt_state.note(len(script_reply.damaged), script_reply.damaged[0])
+                answers, at_us = iter(script_reply.outcomes), script_reply.at_us
                 for batch, indexes in call.indexes:
-                    if found.late:
+                    if script_reply.late:
                         took_us = self._server.clock.took_us(connection.answered_left_us, at_us)
-                        self._answer_one_by_one(batch, indexes, each, at_us, took_us)
+                        self._answer_one_by_one(batch, indexes, answers, at_us, took_us)
                     else:
-                        batch.answered(indexes, each, at_us, found.within)
+                        batch.answered(indexes, answers, at_us, script_reply.within)
             else:
                 self._refused(connection, call, reply)
         except Exception as error:
@@ -460,7 +460,7 @@ class Batches:
         self,
         batch: Batch,
         indexes: Sequence[int],
-        found: Iterator[Outcomes],
+        answers: Iterator[Outcomes],
         at_us: int,
         took_us: int,
     ) -> None:
@@ -474,7 +474,7 @@ class Batches:
         )
         again: list[int] = []
         for index in indexes:
-            outcomes = next(found)
+            outcomes = next(answers)
             if None not in outcomes:
                 batch.answered([index], iter([outcomes]), at_us, False)
             elif took_us >= batch.urgency.patience_us:
@@ -484,7 +484,7 @@ class Batches:
             else:
                 batch.failed([index], "overloaded")
         if again:
-            self._queues[batch.urgency.rank].appendleft(Part(batch, again))
+            self._queues[batch.urgency.rank].appendleft(Retry(batch, again))
 
 
 def _are_in_one_slot(requests: Sequence[Sequence[Hit]]) -> bool:

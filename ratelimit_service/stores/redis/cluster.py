@@ -18,7 +18,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.stores import always
 from ratelimit_service.stores.keys import SLOTS, slot_of, slot_of_tag
 from ratelimit_service.stores.redis.address import Address, Cluster
-from ratelimit_service.stores.redis.batch import Batch, Part
+from ratelimit_service.stores.redis.batch import Batch, Retry
 from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import Reply
 from ratelimit_service.stores.redis.processes import Process
@@ -217,7 +217,7 @@ class ClusterOfNodes:
                     self._homes[slot] = node, slot
         gone = [(at, node) for at, node in self._nodes.items() if node not in masters]
         if gone:
-            # What is owed to slots that nobody has now waits where they were.
+            # What slots are still to count that nobody has now waits where they were.
             homes = {home for home, _ in self._homes}
             for endpoint, node in gone:
                 if node not in homes:
@@ -233,10 +233,10 @@ class ClusterOfNodes:
         task.add_done_callback(self._ending.discard)
 
     async def _end(self, node: Shard) -> None:
-        """Disconnects from a node, and tells its debts to the nodes that have its slots now."""
+        """Disconnects from a node; its slots' new nodes are told what it was still to count."""
         await node.retire(self._charge_home)
-        for requests, expires_us in node.debts():
-            self.find(requests[0][0])[0].owe(requests, expires_us)
+        for requests, expires_us in node.uncounted():
+            self.find(requests[0][0])[0].resync(requests, expires_us)
 
 
 def _host_of(node: Shard) -> str:
@@ -275,7 +275,7 @@ def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
     return found
 
 
-class Redirected(Part):
+class Redirected(Retry):
     """Some requests of a batch, on their way to another node.
 
     However often they are sent on, these know the batch itself: while a slot moves that can be

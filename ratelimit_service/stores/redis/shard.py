@@ -1,7 +1,7 @@
 """One Redis server as the store sees it: what is charged there, and what is counted without it.
 
 A shard puts three parts together: the way to the server (`server`), the queue before it
-(`batches`), and what was counted while it was away (`debts`). What must not live here: how a
+(`batches`), and what was counted while it was away (`uncounted`). What must not live here: how a
 request with several homes is settled (`cross_shard`), and which home a counter has (`ring`,
 `cluster`).
 """
@@ -26,9 +26,9 @@ from ratelimit_service.stores.redis.connection import (
     RedisConnection,
     Reply,
 )
-from ratelimit_service.stores.redis.debts import Debts
 from ratelimit_service.stores.redis.error_replies import crosses_slots
 from ratelimit_service.stores.redis.processes import PROCESSES, Process
+from ratelimit_service.stores.redis.resync import Resyncs
 from ratelimit_service.stores.redis.server import Server
 
 __all__ = ["ClusterRouter", "FindAll", "Home", "Shard"]
@@ -83,7 +83,7 @@ class Shard:
         else:
             redirect = partial(router.redirected, self)
             self._batches = Batches(self.server, config.stats, key_prefix, _slot_of_first, redirect)
-        self._debts = Debts(self, self.server.clock, str(address), config.stats)
+        self._resyncs = Resyncs(self, self.server.clock, str(address), config.stats)
         self.by_slot = router is not None
         """Whether the server lets a script call touch the keys of one slot only."""
         if isinstance(address, Address) and address.slots:
@@ -102,7 +102,7 @@ class Shard:
     async def retire(self, successor: Callable[[Batch], None]) -> None:
         """Disconnects from a server that has no counters any more, and forgets its faults.
 
-        From now on give-backs that wait for it go to the `successor`. The caller fetches `debts`.
+        From now on give-backs that wait for it go to the `successor`. The caller takes `uncounted`.
         """
         await self.close()
         self._batches.hand_over(successor)
@@ -114,13 +114,13 @@ class Shard:
 
     def charge_here(self, hits: Sequence[Hit], at_us: int) -> list[Outcome]:
         """Settles hits in this process alone, on its share of their limits."""
-        return self._debts.charge_here(hits, at_us)
+        return self._resyncs.charge_here(hits, at_us)
 
     def charge_each_here(
         self, requests: Sequence[Sequence[Hit]], at_us: int
     ) -> list[list[Outcome]]:
         """Settles these requests one after the other, as `charge_here` does."""
-        return self._debts.charge_each_here(requests, at_us)
+        return self._resyncs.charge_each_here(requests, at_us)
 
     def wait_us(self, rank: int) -> int:
         """How long a new request of this rank would wait for its reply."""
@@ -160,13 +160,13 @@ class Shard:
             self.processes,
         )
 
-    def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
+    def uncounted(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """All that the server has not been told, with the time it is over: another is told."""
-        return self._debts.untold()
+        return self._resyncs.take_all()
 
-    def owe(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
+    def resync(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
         """Takes requests that the server is to be told, until `expires_us`."""
-        self._debts.owe(requests, expires_us)
+        self._resyncs.add(requests, expires_us)
 
     # What the server tells those who use it.
 
@@ -219,7 +219,7 @@ class Shard:
     async def every_second(self) -> None:
         """Sends what has waited for the server, and tells it what was counted without it."""
         self._batches.release()
-        await self._debts.hand_back()
+        await self._resyncs.hand_back()
 
     def saw_processes(self, processes: Sequence[Process]) -> None:
         """Learns who counts in the server."""
