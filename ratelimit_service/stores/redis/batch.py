@@ -38,7 +38,7 @@ class Urgency:
 
 
 class Batch(Protocol):
-    """What goes to one shard: whole requests, and pieces of those that have other homes too."""
+    """What goes to one shard: whole requests, and parts of those that have other homes too."""
 
     sent: int
     """How many requests have been sent, or were not wanted any more."""
