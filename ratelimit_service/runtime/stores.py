@@ -17,7 +17,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import KnownOver, LookAt, ShardState, Store, unknown
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
+from ratelimit_service.stores.overrides import OverridesInMemory, OverrideStore
 from ratelimit_service.stores.queues import Queues
 from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.board import RedisBoard
@@ -43,7 +43,7 @@ class Opened(NamedTuple):
     shard_of: Callable[[Hit], str]
     look_at: LookAt
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
-    kept: KeptOverrides
+    kept: OverrideStore
     board: Board | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple

@@ -20,7 +20,7 @@ from ratelimit_service.files.whole_file import MOST_BYTES, read_whole
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
 from ratelimit_service.text.display import reason
 
-__all__ = ["MOST_AUDITED", "Audited", "KeptOverrides", "OverridesInMemory"]
+__all__ = ["MOST_AUDITED", "Audited", "OverrideStore", "OverridesInMemory"]
 
 MOST_AUDITED: Final = 10_000
 """So many changes are kept, the newest."""
@@ -35,7 +35,7 @@ class Audited(NamedTuple):
     cursor: str
 
 
-class KeptOverrides(Protocol):
+class OverrideStore(Protocol):
     """Keeps overrides, and a record of each change."""
 
     async def changed(self) -> Mapping[str, Override] | None:
@@ -74,12 +74,12 @@ class OverridesInMemory:
         self._overrides = {} if self._path is None else _read(self._path)
 
     async def changed(self) -> Mapping[str, Override] | None:
-        """As `KeptOverrides`."""
+        """As `OverrideStore`."""
         changed, self._changed = self._changed, False
         return self._overrides if changed else None
 
     async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
-        """As `KeptOverrides`. The file is replaced by another one."""
+        """As `OverrideStore`. The file is replaced by another one."""
         async with self._turn:
             await self._change(added, removed, audit)
 
@@ -104,7 +104,7 @@ class OverridesInMemory:
         self._changes += len(audit)
 
     async def audited(self, most: int, after: str = "") -> Audited:
-        """As `KeptOverrides`. Only changes of this process are kept here."""
+        """As `OverrideStore`. Only changes of this process are kept here."""
         first = self._changes - int(after) if after else 0
         lines = list(islice(self._audited, first, first + most))
         behind = self._changes - first - len(lines)
@@ -146,13 +146,13 @@ def _read(path: Path) -> dict[str, Override]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--overrides-file {path} cannot be read: {reason(error)}") from error
     try:
-        said = json.loads(text)
-        if said["v"] != _FILE_VERSION:
+        document = json.loads(text)
+        if document["v"] != _FILE_VERSION:
             raise SettingsError(
-                f"--overrides-file {path} has format {said['v']!r}, and {_FILE_VERSION} is known: "
-                "another version of this program wrote it"
+                f"--overrides-file {path} has format {document['v']!r}, and {_FILE_VERSION} is "
+                "known: another version of this program wrote it"
             )
-        found = [read_override(each) for each in said["overrides"]]
+        overrides = [read_override(each) for each in document["overrides"]]
     except (
         ValueError,
         KeyError,
@@ -164,4 +164,4 @@ def _read(path: Path) -> dict[str, Override]:
         raise SettingsError(
             f"--overrides-file {path} cannot be used: {error}; mend it, or move it away"
         ) from error
-    return {each.id: each for each in found}
+    return {each.id: each for each in overrides}

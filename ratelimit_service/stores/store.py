@@ -37,7 +37,7 @@ RANKS: Final = 8
 """Ranks are numbers below this. Where requests wait, those of the lowest rank are sent first."""
 
 
-def always(_place: int) -> bool:
+def always(_index: int) -> bool:
     """A caller that waits for as long as it takes."""
     return True
 
@@ -47,9 +47,9 @@ def unknown(_hits: Sequence[Hit]) -> Settled | None:
     return None
 
 
-def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
-    """`wanted` for a part of a batch; `places` are the places of this part in the whole."""
-    return wanted(places[place])
+def wanted_at(wanted: Wanted, indexes: Sequence[int], index: int) -> bool:
+    """`wanted` for a part of a batch; `indexes` are the places of this part in the whole."""
+    return wanted(indexes[index])
 
 
 class Look(NamedTuple):

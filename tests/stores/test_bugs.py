@@ -165,8 +165,8 @@ def failing(method: Callable[..., object], times: int) -> Callable[..., object]:
         (Batches, "_send", 1),
         (Batches, "_replied", 2),
         (CallWindow, "landed", 2),
-        (RedisConnection, "_tell_some", 1),
-        (RedisConnection, "_tell_all", 1),
+        (RedisConnection, "_hand_on_some", 1),
+        (RedisConnection, "_hand_on", 1),
         (RedisConnection, "_take", 1),
     ],
     ids=lambda each: each.__name__ if isinstance(each, type) else None,
@@ -202,7 +202,7 @@ async def test_deadline_after_a_fault(
     proxy.hold = True
 
     with monkeypatch.context() as patched:
-        patched.setattr(Server, "when_told", failing(Server.when_told, 1))
+        patched.setattr(Server, "when_handed_on", failing(Server.when_handed_on, 1))
         assert await charged(store, [[steady()]]) == [[None]]
         assert await charged(store, [[steady()]]) == [[None]]
 

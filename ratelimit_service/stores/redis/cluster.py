@@ -256,23 +256,23 @@ def _moved(text: str) -> tuple[int, str, int] | None:
     return int(slot), host, int(port)
 
 
-def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
+def _ranges(reply: Reply, default_host: str) -> list[tuple[int, int, tuple[str, int]]]:
     """First slot, last slot, and host and port of the master of each range.
 
     Empty if the reply is not one to CLUSTER SLOTS.
     """
     if not isinstance(reply, list):
         return []
-    found = []
+    ranges = []
     try:
         for first, last, (host, port, *_), *_ in reply:
             name = host.decode() if isinstance(host, bytes) else ""
             if not (0 <= first <= last < SLOTS and 0 < port <= _MOST_PORT):
                 return []
-            found.append((int(first), int(last), (name or asked, int(port))))
+            ranges.append((int(first), int(last), (name or default_host, int(port))))
     except (TypeError, ValueError):
         return []
-    return found
+    return ranges
 
 
 class Redirected(Retry):

@@ -96,8 +96,8 @@ class Filling:
         batch.sent = stop
         self.size += added
         if len(taken) < stop - start:
-            kept = set(taken)
-            batch.dropped([at for at in range(start, stop) if at not in kept])
+            wanted_ones = set(taken)
+            batch.dropped([at for at in range(start, stop) if at not in wanted_ones])
 
     def add(self, batch: Batch, indexes: Sequence[int], requests: Sequence[Sequence[Hit]]) -> None:
         """Adds these requests of a batch to the calls of their slots."""

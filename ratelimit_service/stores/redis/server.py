@@ -161,12 +161,12 @@ class Server:
         """Sends it a command; None if it is away."""
         return self.connection.call(*command) if self.connection else None
 
-    def when_told(self, told: Callable[[], None]) -> bool:
-        """Calls `told` once every reply that has been read until now is handed on.
+    def when_handed_on(self, callback: Callable[[], None]) -> bool:
+        """Calls `callback` once every reply that has been read until now is handed on.
 
-        Returns whether there is any; if not, `told` is not called.
+        Returns whether there is any; if not, `callback` is not called.
         """
-        return self.connection is not None and self.connection.when_told(told)
+        return self.connection is not None and self.connection.when_handed_on(callback)
 
     def late(self, read_us: int, patience_us: int) -> bool:
         """Whether the server, and not this process, keeps calls waiting for so long.

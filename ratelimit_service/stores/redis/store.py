@@ -52,7 +52,7 @@ _LOOK_US: Final = 1_000
 
 _ASK_US: Final = 1_000_000
 _ASK_AGAIN_SECONDS: Final = 0.1
-_MOST_ASKED: Final = 15
+_MOST_ATTEMPTS: Final = 15
 _ELSEWHERE: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """How a node begins to say that another one is to be asked, or later."""
 
@@ -106,7 +106,7 @@ class RedisStore:
         self._key_prefix = layout.key_prefix.encode()
         self._stats = stats
         self._bugs = Bugs()
-        self._given_back: GivenBack = _nobody_asks
+        self._given_back: GivenBack = _ignore
         self._loop = asyncio.get_running_loop()
         self._contexts = Contexts("store tls", health, stats.tls_reloads)
         config = ShardConfig(
@@ -126,7 +126,7 @@ class RedisStore:
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_us = 0
+        self._timer_due_us = 0
         """When the timer rings, if there is one: at the first deadline, or before it."""
 
     @property
@@ -136,11 +136,11 @@ class RedisStore:
 
     def shard_states(self) -> list[ShardState]:
         """How each server stands."""
-        found = []
+        states = []
         for topology in self._topologies:
             kind = topology.kind if topology is self._first else f"{topology.kind}, second store"
-            found += [shard.state(kind) for shard in topology.shards]
-        return found
+            states += [shard.state(kind) for shard in topology.shards]
+        return states
 
     def shard_of(self, hit: Hit) -> str:
         """The name of the shard that a hit's counter lies in now."""
@@ -158,24 +158,24 @@ class RedisStore:
         """A key as it stands in the server."""
         return self._key_prefix + key
 
-    def keepers(self, place: bytes) -> list[str]:
+    def keepers(self, key: bytes) -> list[str]:
         """The servers that should each have a copy of what all processes share, by their names.
 
         The one in which this key lies is the first. In a ring another shard has the key if shards
         are added or removed, so all keep copies. In a cluster keys move with their slot.
         """
-        home = self._first.find(Hit(place, _ANY_SPEC))[0].name
+        home = self._first.find(Hit(key, _ANY_SPEC))[0].name
         if not isinstance(self._first, RingOfShards):
             return [""]
         return [home, *(shard.name for shard in self._first.shards if shard.name != home)]
 
-    async def command(self, place: bytes, *command: Argument, at: str = "") -> Reply:
+    async def command(self, key: bytes, *command: Argument, at: str = "") -> Reply:
         """Asks the server in which this key lies; raises StoreError if it does not answer.
 
         With `at` it asks the shard of that name. This is for what operators do, not for
         decisions: it waits for a second or two.
         """
-        hit = Hit(place, _ANY_SPEC)
+        hit = Hit(key, _ANY_SPEC)
         if not at:
             return await self._command(self._first.find, hit, command)
         named = next(shard for shard in self._first.shards if shard.name == at)
@@ -195,15 +195,15 @@ class RedisStore:
     ) -> Reply:
         why = ""
         target: Shard | None = None
-        for _ in range(_MOST_ASKED):
+        for _ in range(_MOST_ATTEMPTS):
             shard = target or find(hit)[0]
             if target is not None:
                 target.call("ASKING")
-            asked = shard.call(*command)
-            if asked is None and target is None:
+            reply_to_come = shard.call(*command)
+            if reply_to_come is None and target is None:
                 raise StoreError(f"Redis ({shard.name}) is away: try again when it is back")
-            if asked is not None:
-                reply = await _reply(shard, asked)
+            if reply_to_come is not None:
+                reply = await _reply(shard, reply_to_come)
                 if not isinstance(reply, Exception):
                     return reply
                 why = str(reply)
@@ -283,7 +283,7 @@ class RedisStore:
         self._number += 1
         look_us = min(deadline_us, due_us)
         heapq.heappush(waiting, (look_us, self._number, charge))
-        if self._timer is None or look_us < self._rings_us:
+        if self._timer is None or look_us < self._timer_due_us:
             self._wait_until(look_us, now)
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
@@ -292,9 +292,9 @@ class RedisStore:
 
     async def _look(self, peek: Hit) -> Look | None:
         for _ in range(_MOST_LOOKS):
-            asked: asyncio.Future[list[Settled]] = self._loop.create_future()
-            self.charge([[peek]], asked.set_result)
-            (settled,) = await asked
+            result: asyncio.Future[list[Settled]] = self._loop.create_future()
+            self.charge([[peek]], result.set_result)
+            (settled,) = await result
             at_us = self._find(peek)[0].server.clock.now_us()
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
                 if peek.spec.algorithm.held is None:
@@ -323,13 +323,13 @@ class RedisStore:
     def _wait_until(self, deadline_us: int, now_us: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_us = max(deadline_us, now_us)
-        wait = (self._rings_us - now_us) / 1_000_000
-        self._timer = self._loop.call_later(wait, self._rung)
+        self._timer_due_us = max(deadline_us, now_us)
+        wait = (self._timer_due_us - now_us) / 1_000_000
+        self._timer = self._loop.call_later(wait, self._timer_fired)
 
-    def _rung(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
-        held_us = elapsed_us() - self._rings_us
+        held_us = elapsed_us() - self._timer_due_us
         if held_us > TURN_US:  # else the loop only had something else to do
             for shard in self.shards:
                 shard.server.held_up(held_us)
@@ -337,13 +337,14 @@ class RedisStore:
         self._loop.call_soon(self._loop.call_soon, self._all_read, elapsed_us())
 
     def _all_read(self, read_us: int) -> None:
-        self._tell_then_expire(list(self.shards), read_us)
+        self._hand_on_then_expire(list(self.shards), read_us)
 
-    def _tell_then_expire(self, shards: list[Shard], read_us: int) -> None:
+    def _hand_on_then_expire(self, shards: list[Shard], read_us: int) -> None:
         """Has all that was read from these shards handed on; then no reply is waited for longer."""
         try:
             while shards:
-                if shards.pop().server.when_told(partial(self._tell_then_expire, shards, read_us)):
+                then = partial(self._hand_on_then_expire, shards, read_us)
+                if shards.pop().server.when_handed_on(then):
                     return
         except Exception as error:
             self._bugs.note("replies that had come were not handed on", error)
@@ -382,15 +383,15 @@ class RedisStore:
             charge.abandon()
 
 
-async def _reply(shard: Shard, asked: asyncio.Future[Reply]) -> Reply:
+async def _reply(shard: Shard, reply_to_come: asyncio.Future[Reply]) -> Reply:
     """What a server replies, which may be an error. Raises StoreError if there is no reply."""
-    if not await shard.server.answers(asked, _ASK_US):
+    if not await shard.server.answers(reply_to_come, _ASK_US):
         seconds = _ASK_US / 1_000_000
         raise StoreError(f"Redis ({shard.name}) gave no answer within {seconds:g} s: try again")
-    reply = asked.result()
+    reply = reply_to_come.result()
     if reply is None:
         raise StoreError(f"Redis ({shard.name}) hung up: try again")
     return reply
 
 
-def _nobody_asks(_keys: Sequence[bytes]) -> None: ...
+def _ignore(_keys: Sequence[bytes]) -> None: ...

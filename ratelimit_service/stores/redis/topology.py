@@ -89,15 +89,15 @@ class RingOfShards:
 
     def find_all(self, hits: Sequence[Hit]) -> list[Home]:
         """As `find`, for each of many hits."""
-        homes, owners = self._homes, self._owners
+        shard_homes, owners = self._homes, self._owners
         partitions = partitions_of([hit[0] for hit in hits])
-        found = [homes[owners[partition]] for partition in partitions]
+        homes = [shard_homes[owners[partition]] for partition in partitions]
         if any(shard.by_slot for shard in self._shards.values()):
             return [
                 (home[0], slot_of(hit[0])) if home[0].by_slot else home
-                for home, hit in zip(found, hits, strict=True)
+                for home, hit in zip(homes, hits, strict=True)
             ]
-        return found
+        return homes
 
     def follow(self, _shard: Shard, _error: str, /) -> Shard | None:
         """Does nothing: the ring is as it is."""
