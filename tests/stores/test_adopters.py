@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.stores.redis import Layout, RedisStore
 from tests.conftest import need
-from tests.servers.process import PATIENCE_SECONDS, Process, free_port, listens, wait_until
+from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
 from tests.stores.cases import charged, hit
-from tests.stores.redis_store import started, tried
+from tests.stores.redis_store import eventually, started, tried
 
 
 class Certificates:
@@ -222,9 +221,7 @@ async def test_who_goes_is_forgotten_at_once(redis_server: RedisServer) -> None:
         await started(store)
     with redis.Redis(port=redis_server.port) as client:
         key = "a:{ratelimit}processes"
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while client.zcard(key) < len(stores):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: client.zcard(key) >= len(stores))
 
         await stores[0].close()
 

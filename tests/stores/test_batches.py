@@ -45,6 +45,10 @@ class Queue(Batches):
         calls, _ = self._next_calls(below)
         return [batch.urgency.rank for call in calls for batch, _ in call.indexes]
 
+    def next_lowest(self) -> int:
+        """The rank of the next call."""
+        return self._next_calls(RANKS)[1]
+
 
 @pytest.mark.parametrize(("overtaken", "lowest"), [(1, 1), (1, 70), (130, 1), (300, 1), (300, 300)])
 async def test_every_other_call_is_for_what_was_overtaken_for_long(
@@ -105,9 +109,7 @@ async def test_a_call_has_the_lowest_rank_of_what_it_charges() -> None:
     queue.add(7, OVERTAKEN_US)
     queue.add(0, FRESH_US, wanted=False)
 
-    _, lowest = queue._next_calls(RANKS)
-
-    assert lowest == 7
+    assert queue.next_lowest() == 7
 
 
 def test_what_is_sent_again_and_again_can_be_told() -> None:

@@ -16,7 +16,7 @@ from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, YEAR, charged, hearing, hit
-from tests.stores.redis_store import COUNTERS, Fixture, started
+from tests.stores.redis_store import COUNTERS, Fixture, eventually, started
 
 
 @pytest.fixture
@@ -304,9 +304,7 @@ async def test_a_server_that_is_sick_by_turns_is_told_of_once(
         while shard.available:
             await fixture.hit()
         own_redis.cont()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not shard.available:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: shard.available)
 
     assert sum(["is sick" in each.getMessage() for each in caplog.records]) == 1
     await fixture.store.close()

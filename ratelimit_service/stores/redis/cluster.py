@@ -24,7 +24,7 @@ from ratelimit_service.stores.redis.connection import Reply
 from ratelimit_service.stores.redis.processes import Process
 from ratelimit_service.stores.redis.shard import Home, Shard
 
-__all__ = ["ClusterOfNodes"]
+__all__ = ["ClusterOfNodes", "moved_to"]
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class ClusterOfNodes:
             self._node(seed.host, seed.port)
         first = next(iter(self._nodes.values()))
         # Until the slots are known the first node gets everything, and says where it belongs.
-        self._homes: list[Home] = [(first, slot) for slot in range(SLOTS)]
+        self.homes: list[Home] = [(first, slot) for slot in range(SLOTS)]
 
     @property
     def shards(self) -> Collection[Shard]:
@@ -75,11 +75,11 @@ class ClusterOfNodes:
 
     def find(self, hit: Hit) -> Home:
         """The node and the slot."""
-        return self._homes[slot_of(hit[0])]
+        return self.homes[slot_of(hit[0])]
 
     def find_all(self, hits: Sequence[Hit]) -> list[Home]:
         """As `find`, for each of many hits."""
-        homes = self._homes
+        homes = self.homes
         return [homes[slot_of(hit[0])] for hit in hits]
 
     def follow(self, shard: Shard, error: str, /) -> Shard | None:
@@ -91,13 +91,13 @@ class ClusterOfNodes:
     def _target(self, node: Shard, error: str) -> Shard | None:
         """The node that a MOVED or ASK of another names; notes where a slot is now."""
         word, _, rest = error.partition(" ")
-        moved = _moved(rest) if word in {"MOVED", "ASK"} else None
+        moved = moved_to(rest) if word in {"MOVED", "ASK"} else None
         if moved is None:
             return None
         slot, host, port = moved
         target = self._node(host or _host_of(node), port, start=True)
         if target is not None and word == "MOVED":
-            self._homes[slot] = target, slot
+            self.homes[slot] = target, slot
             self._stale.set()
         return target
 
@@ -120,7 +120,7 @@ class ClusterOfNodes:
     def heartbeat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed; it lies in one of the node's slots."""
         for number in range(SLOTS):
-            if self._homes[slot_of_tag(b"%d" % number)][0] is node:
+            if self.homes[slot_of_tag(b"%d" % number)][0] is node:
                 return f"{{{number}}}processes"
         return None
 
@@ -195,12 +195,10 @@ class ClusterOfNodes:
             question = node.call("CLUSTER", "SLOTS")
             if question is None:
                 continue
-            if await node.server.answers(question, _ASK_US) and self._learn(
-                question.result(), host
-            ):
+            if await node.server.answers(question, _ASK_US) and self.learn(question.result(), host):
                 return
 
-    def _learn(self, reply: Reply, host: str) -> bool:
+    def learn(self, reply: Reply, host: str) -> bool:
         """Takes the slots from a reply to CLUSTER SLOTS; `host` is the node that sent it."""
         ranges = _ranges(reply, host)
         if not ranges or len({endpoint for *_, endpoint in ranges}) > _MOST_NODES:
@@ -213,12 +211,12 @@ class ClusterOfNodes:
                 continue
             masters.add(node)
             for slot in range(first, last + 1):
-                if self._homes[slot][0] is not node:
-                    self._homes[slot] = node, slot
+                if self.homes[slot][0] is not node:
+                    self.homes[slot] = node, slot
         gone = [(at, node) for at, node in self._nodes.items() if node not in masters]
         if gone:
             # What slots are still to count that nobody has now waits where they were.
-            homes = {home for home, _ in self._homes}
+            homes = {home for home, _ in self.homes}
             for endpoint, node in gone:
                 if node not in homes:
                     self._retire(endpoint, node)
@@ -244,7 +242,7 @@ def _host_of(node: Shard) -> str:
     return node.name.rpartition(":")[0]
 
 
-def _moved(text: str) -> tuple[int, str, int] | None:
+def moved_to(text: str) -> tuple[int, str, int] | None:
     """The slot, host and port that an error names; None if it names none."""
     slot, _, address = text.partition(" ")
     host, _, port = address.rpartition(":")

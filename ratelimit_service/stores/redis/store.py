@@ -113,12 +113,12 @@ class RedisStore:
             timeout_us, stats, health, self._contexts, clock=clock, key_prefix=layout.key_prefix
         )
         self._first = _topology(url, config)
-        self._topologies = [self._first]
+        self.topologies = [self._first]
         self._find, self._find_all = self._first.find, self._first.find_all
         self._only: Shard | None = None
         if layout.second_url:
             self._second = _topology(layout.second_url, replace(config, component="second store"))
-            self._topologies.append(self._second)
+            self.topologies.append(self._second)
             self._find, self._find_all = self._find_by_window, self._find_all_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
             (self._only,) = self._first.shards
@@ -132,12 +132,12 @@ class RedisStore:
     @property
     def shards(self) -> Sequence[Shard]:
         """All that are known now."""
-        return [shard for topology in self._topologies for shard in topology.shards]
+        return [shard for topology in self.topologies for shard in topology.shards]
 
     def shard_states(self) -> list[ShardState]:
         """How each server stands."""
         states = []
-        for topology in self._topologies:
+        for topology in self.topologies:
             kind = topology.kind if topology is self._first else f"{topology.kind}, second store"
             states += [shard.state(kind) for shard in topology.shards]
         return states
@@ -219,7 +219,7 @@ class RedisStore:
 
     def _follow(self, shard: Shard, error: str) -> Shard | None:
         """Which server takes a command that one has sent elsewhere; None if that will turn out."""
-        for topology in self._topologies:
+        for topology in self.topologies:
             if shard in topology.shards:
                 return topology.follow(shard, error)
         return None
@@ -231,7 +231,7 @@ class RedisStore:
 
     async def start(self) -> None:
         """Tries every server once, in bounded time, and keeps trying in the background."""
-        await asyncio.gather(*(topology.start() for topology in self._topologies))
+        await asyncio.gather(*(topology.start() for topology in self.topologies))
 
     def wait_us(self, rank: int) -> int:
         """How long a new request of this rank would wait where that is longest."""
@@ -239,7 +239,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """Disconnects for good."""
-        await asyncio.gather(*(topology.close() for topology in self._topologies))
+        await asyncio.gather(*(topology.close() for topology in self.topologies))
         self._contexts.close()
         if self._timer is not None:
             self._timer.cancel()
