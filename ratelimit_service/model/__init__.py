@@ -4,6 +4,7 @@ from ratelimit_service.model.algorithm import (
     TICKS_US,
     Algorithm,
     BundleFunction,
+    CounterForm,
     CounterSpec,
     Denied,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "Code",
     "Contradiction",
     "CountDenied",
+    "CounterForm",
     "CounterSpec",
     "Decision",
     "Denied",

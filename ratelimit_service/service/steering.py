@@ -17,13 +17,14 @@ from typing import Final, NamedTuple
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
-from ratelimit_service.model import NEVER_US, Entry, Hit, Override
+from ratelimit_service.model import NEVER_US, Entry, Hit, Override, Request
+from ratelimit_service.model.refusal import Answer
+from ratelimit_service.rules.matchers.effort import EFFORT, EffortSpentError
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.asked import UNKNOWN, Asked, Untouched, banned
 from ratelimit_service.service.granting import Granting, Wish
 from ratelimit_service.service.memo import Memo
+from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched, banned
 from ratelimit_service.service.planning import Planning
-from ratelimit_service.service.refusal import Answer
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Done, Store, Wanted
 
@@ -33,6 +34,9 @@ _REMEMBERED: Final = 1 << 14
 _MOST_DOMAINS: Final = 4_096
 """So many domains are known to have untouched requests; then all that is found out again."""
 
+_MANY: Final = 64
+"""Descriptors of a request that takes several turns."""
+
 _SHORTEST: Final = 4
 """Bytes of a request that has a domain and a descriptor."""
 
@@ -40,13 +44,13 @@ _SHORTEST: Final = 4
 class Steered(NamedTuple):
     """A request with its overrides, from `since_us` until before `until_us`.
 
-    Without `asked` no override takes any of its descriptors. `bans_end_us` is when a banned request
-    may come back, if that is known.
+    Without `planned` no override takes any of its descriptors. `bans_end_us` is when a banned
+    request may come back, if that is known.
     """
 
     since_us: int
     until_us: int
-    asked: Asked | None = None
+    planned: PlannedRequest | None = None
     grants: Sequence[Sequence[Hit]] = ()
     banned: bool = False
     bans_end_us: int | None = None
@@ -132,7 +136,7 @@ class Steering:
     def steer(
         self,
         bodies: Sequence[bytes],
-        asked: list[Asked | Answer],
+        planned: list[PlannedRequest | Answer],
         snapshot: Snapshot,
         now_us: int,
     ) -> list[Steered | None] | None:
@@ -141,22 +145,22 @@ class Steering:
         Tells of each what has changed it, None where nothing has; None if nothing has changed any.
         """
         touched: list[Steered | None] | None = None
-        for place, one in enumerate(asked):
-            if isinstance(one, Asked) and not one.untouched.holds:
-                steered = self._steered(bodies[place], one, snapshot, now_us)
-                if steered is not None and steered.asked is not None:
-                    found = steered.asked
+        for index, one in enumerate(planned):
+            if isinstance(one, PlannedRequest) and not one.untouched.holds:
+                steered = self._steered(bodies[index], one, snapshot, now_us)
+                if steered is not None and steered.planned is not None:
+                    found = steered.planned
                     if steered.bans_end_us is not None:
                         found = banned(found, steered.bans_end_us - now_us)
-                    asked[place] = found
+                    planned[index] = found
                     if touched is None:
-                        touched = [None] * len(asked)
-                    touched[place] = steered
+                        touched = [None] * len(planned)
+                    touched[index] = steered
         return touched
 
     def charge(
         self,
-        asked: Sequence[Asked | Answer],
+        planned: Sequence[PlannedRequest | Answer],
         touched: Sequence[Steered | None],
         done: Done,
         wanted: Wanted,
@@ -165,8 +169,8 @@ class Steering:
     ) -> None:
         """Has the store charge those requests that have hits."""
         wishes = []
-        for one, steered in zip(asked, touched, strict=True):
-            if isinstance(one, Asked) and one.hits:
+        for one, steered in zip(planned, touched, strict=True):
+            if isinstance(one, PlannedRequest) and one.hits:
                 if steered is None:
                     wishes.append(Wish(one.hits))
                 else:
@@ -197,7 +201,7 @@ class Steering:
         return self._domains.get(name)
 
     def _steered(
-        self, body: bytes, asked: Asked, snapshot: Snapshot, now_us: int
+        self, body: bytes, planned: PlannedRequest, snapshot: Snapshot, now_us: int
     ) -> Steered | None:
         """What overrides make of a request; None if none can take it."""
         steered = self._known(body, snapshot, now_us)
@@ -206,15 +210,15 @@ class Steering:
         split = wire.split_request(body)
         domain = self._domain(body, split)
         if domain is not None:
-            return self._look(body, asked, split, domain, snapshot, now_us)
+            return self._look(body, planned, split, domain, snapshot, now_us)
         if split is not None and split.domain in snapshot.domains:
-            asked.untouched = self._held(split.name)
+            planned.untouched = self._held(split.name)
         return None
 
     def _look(
         self,
         body: bytes,
-        asked: Asked,
+        planned: PlannedRequest,
         split: wire.Split | None,
         domain: _Domain,
         snapshot: Snapshot,
@@ -228,24 +232,23 @@ class Steering:
         if memo is None:
             memo = self._memo = Memo[Steered](_REMEMBERED)
         steered = Steered(now_us, NEVER_US)
-        entries = _entries(body, split)
-        taking = [domain.overrides.taking(each) for each in entries]
+        taking = _taking(body, split, domain)
         meetings = [limiter.holding(each, now_us) for each in taking]
         if any(meetings):
-            request = wire.decode_request(body)
+            request = _request(body)
             plans = self._planning.plans(request, snapshot)
-            for place, planned in enumerate(plans):
+            for index, plan in enumerate(plans):
                 # A ban says nothing of hits that are given back, also where nothing counts them.
-                if request.descriptors[place].is_negative_hits and not planned.hits:
-                    meetings[place] = []
+                if request.descriptors[index].is_negative_hits and not plan.hits:
+                    meetings[index] = []
             found = limiter.steer(plans, meetings, now_us, self._settings)
-            changed = self._planning.asked(found, request)
+            changed = self._planning.planned(found, request)
             grants = found.grants if any(found.grants) else ()
             steered = Steered(
                 now_us, found.until_us, changed, grants, found.banned, found.bans_end_us
             )
         elif split is not None and not any(taking):
-            asked.untouched = self._held(split.name)
+            planned.untouched = self._held(split.name)
         memo.put(body, domain.number, steered)
         return steered
 
@@ -274,6 +277,22 @@ class Steering:
         return untouched
 
 
+def _taking(body: bytes, split: wire.Split | None, domain: _Domain) -> Sequence[Sequence[Override]]:
+    """The overrides that take each descriptor, also if they have ended.
+
+    Raises EffortSpentError where they take some of many: to plan these has a turn of its own.
+    """
+    name = (domain.number, body)
+    found = EFFORT.results.get(name)
+    if found is None:
+        found = [domain.overrides.taking(each) for each in _entries(body, split)]
+        if EFFORT.bounded and len(found) > _MANY and any(found):
+            EFFORT.results[name] = found
+            EFFORT.rest = 0
+            raise EffortSpentError
+    return found
+
+
 def _entries(body: bytes, split: wire.Split | None) -> list[Sequence[Entry]]:
     """The entries of each descriptor of a request; decoded only if it is unusual."""
     if split is not None:
@@ -285,7 +304,20 @@ def _entries(body: bytes, split: wire.Split | None) -> list[Sequence[Entry]]:
             found.append(entries)
         else:
             return found
-    return [each.entries for each in wire.decode_request(body).descriptors]
+    return [each.entries for each in _request(body).descriptors]
+
+
+def _request(body: bytes) -> Request:
+    """The request, which is read once however many turns it takes."""
+    name = (Request, body)
+    found = EFFORT.results.get(name)
+    if found is None:
+        found = (wire.decode_request(body),)
+        if EFFORT.bounded:
+            EFFORT.results[name] = found
+            EFFORT.rest -= len(body)
+    request: Request = found[0]
+    return request
 
 
 def _coded(domain: str) -> bytes:
