@@ -19,12 +19,14 @@ COMPILED = """
     model/network model/schedule model/refusal model/call_origin
     algorithms/*
     rules/match rules/moment
-    stores/store stores/settled stores/keys stores/damage
+    stores/store stores/settled stores/keys stores/corrupt_state
     stores/memory_counter stores/memory_tables stores/memory
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
-    stores/redis/give_back stores/redis/debts
-    stores/redis/server stores/redis/filling stores/redis/batches stores/redis/shard
+    stores/redis/give_back stores/redis/resync
+    stores/redis/breaker stores/redis/server_clock
+    stores/redis/server stores/redis/call_window stores/redis/filling stores/redis/batches
+    stores/redis/shard
     stores/redis/connection
     stores/redis/store
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses

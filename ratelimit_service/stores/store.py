@@ -37,7 +37,7 @@ RANKS: Final = 8
 """Ranks are numbers below this. Where requests wait, those of the lowest rank are sent first."""
 
 
-def always(_place: int) -> bool:
+def always(_index: int) -> bool:
     """A caller that waits for as long as it takes."""
     return True
 
@@ -47,9 +47,9 @@ def unknown(_hits: Sequence[Hit]) -> Settled | None:
     return None
 
 
-def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
-    """`wanted` for a part of a batch; `places` are the places of this part in the whole."""
-    return wanted(places[place])
+def wanted_at(wanted: Wanted, indexes: Sequence[int], index: int) -> bool:
+    """`wanted` for a part of a batch; `indexes` are the places of this part in the whole."""
+    return wanted(indexes[index])
 
 
 class Look(NamedTuple):
@@ -68,7 +68,7 @@ class ShardState(NamedTuple):
 
     `kind` is what it is among the others, and `address` is where it is connected, empty while it is
     away. While the breaker is open the server is sick, and left alone until it answers pings.
-    `round_trip_us` is of the last beat, None before the first. `under_way` are calls without a
+    `round_trip_us` is of the last heartbeat, None before the first. `under_way` are calls without a
     reply, and `waiting` are batches that are not sent yet. So many `processes` count there.
     """
 

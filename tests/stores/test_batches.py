@@ -11,7 +11,7 @@ from ratelimit_service import compiled
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import RANKS
-from ratelimit_service.stores.redis.batch import Background, Batch, Part
+from ratelimit_service.stores.redis.batch import Background, Batch, Retry, Urgency
 from ratelimit_service.stores.redis.batches import Batches
 from ratelimit_service.stores.redis.server import Server
 from tests.stores.cases import hit
@@ -26,15 +26,15 @@ class Queue(Batches):
     """A queue whose calls are taken out here, and are not sent."""
 
     def __init__(self) -> None:
-        server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, not_after=lambda _: 0)
+        clock = SimpleNamespace(not_after=lambda _: 0)
+        server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, clock=clock)
         super().__init__(cast(Server, server), Stats())
         self._sending = True
 
     def add(self, rank: int, left_us: int, hits: int = 1, *, wanted: bool = True) -> Background:
         """Adds a request with so many hits."""
         requests = [[hit(key=f"{rank}-{at}") for at in range(hits)]]
-        batch = Background(requests, deadline_us=elapsed_us() + left_us)
-        batch.rank = rank
+        batch = Background(requests, urgency=Urgency(elapsed_us() + left_us, rank=rank))
         if not wanted:
             batch.wanted = lambda _: False
         self.charge(batch)
@@ -43,7 +43,11 @@ class Queue(Batches):
     def next_ranks(self, below: int = RANKS) -> list[int]:
         """The ranks of the requests in the next call."""
         calls, _ = self._next_calls(below)
-        return [batch.rank for call in calls for batch, _ in call.indexes]
+        return [batch.urgency.rank for call in calls for batch, _ in call.indexes]
+
+    def next_lowest(self) -> int:
+        """The rank of the next call."""
+        return self._next_calls(RANKS)[1]
 
 
 @pytest.mark.parametrize(("overtaken", "lowest"), [(1, 1), (1, 70), (130, 1), (300, 1), (300, 300)])
@@ -105,18 +109,16 @@ async def test_a_call_has_the_lowest_rank_of_what_it_charges() -> None:
     queue.add(7, OVERTAKEN_US)
     queue.add(0, FRESH_US, wanted=False)
 
-    _, lowest = queue._next_calls(RANKS)
-
-    assert lowest == 7
+    assert queue.next_lowest() == 7
 
 
 def test_what_is_sent_again_and_again_can_be_told() -> None:
     """A process that is held up for seconds sends the same requests hundreds of times."""
     told: list[object] = []
     batch: Batch = Background([[hit(key=str(number))] for number in range(3)], told.append)
-    batch = Part(Part(batch, [0, 2]), [1])
+    batch = Retry(Retry(batch, [0, 2]), [1])
     for _ in range(5_000):
-        batch = Part(batch, [0])
+        batch = Retry(batch, [0])
 
     assert not batch.finished
     assert [hits[0].key for hits in batch.requests] == [hit(key="2").key]

@@ -11,12 +11,12 @@ import redis
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.stores import Outcomes, Settled
-from ratelimit_service.stores.redis import batches
+from ratelimit_service.stores.redis import call_window
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, YEAR, charged, hearing, hit
-from tests.stores.redis_store import COUNTERS, Fixture, started
+from tests.stores.redis_store import COUNTERS, Fixture, eventually, started
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
     stand before it.
     """
     # Nothing is forgotten if the machine is slow to stop the server.
-    monkeypatch.setattr(batches, "_FORGOTTEN_US", 60_000_000)
+    monkeypatch.setattr(call_window, "_FORGOTTEN_US", 60_000_000)
     fixture = Fixture(own_redis.url, timeout_us=60_000_000)
     await started(fixture.store)
     await fixture.hit()
@@ -304,9 +304,7 @@ async def test_a_server_that_is_sick_by_turns_is_told_of_once(
         while shard.available:
             await fixture.hit()
         own_redis.cont()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not shard.available:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: shard.available)
 
     assert sum(["is sick" in each.getMessage() for each in caplog.records]) == 1
     await fixture.store.close()

@@ -96,12 +96,12 @@ class Filling:
         batch.sent = stop
         self.size += added
         if len(taken) < stop - start:
-            kept = set(taken)
-            batch.dropped([at for at in range(start, stop) if at not in kept])
+            wanted_ones = set(taken)
+            batch.dropped([at for at in range(start, stop) if at not in wanted_ones])
 
     def add(self, batch: Batch, indexes: Sequence[int], requests: Sequence[Sequence[Hit]]) -> None:
         """Adds these requests of a batch to the calls of their slots."""
-        self.lowest = min(self.lowest, batch.rank)
+        self.lowest = min(self.lowest, batch.urgency.rank)
         if self._slot is None:
             self._add(_ONLY, batch, indexes, requests)
             return
@@ -117,8 +117,8 @@ class Filling:
             call = self.calls[slot] = ScriptCall([], [], [], self.now_us, next(self._numbers))
         call.indexes.append((batch, indexes))
         call.requests.extend(requests)
-        deadline_us = batch.deadline_us
-        if deadline_us > batch.due_us:
+        deadline_us = batch.urgency.deadline_us
+        if deadline_us > batch.urgency.due_us:
             deadline_us = min(deadline_us, self.now_us + self._timeout_us)
         call.sections.append((self._not_after(deadline_us), requests))
 

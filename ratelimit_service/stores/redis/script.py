@@ -318,9 +318,9 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None
     within = not late and b"\1" not in overs
     if len(flat) == len(requests):
         return ScriptReply(at_us, [[outcome] for outcome in flat], damaged, late, within)
-    found: list[Outcomes] = []
+    outcomes: list[Outcomes] = []
     at = 0
     for hits in requests:
-        found.append(flat[at : at + len(hits)])
+        outcomes.append(flat[at : at + len(hits)])
         at += len(hits)
-    return ScriptReply(at_us, found, damaged, late, within)
+    return ScriptReply(at_us, outcomes, damaged, late, within)
