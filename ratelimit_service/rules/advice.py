@@ -90,7 +90,7 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
         matcher = node.matcher
         if matcher is None:
             continue
-        earlier = before.setdefault((node.key, node.grouping, matcher.rank), _EarlierNodes())
+        earlier = before.setdefault((node.key, node.grouping, matcher.precedence), _EarlierNodes())
         if matcher.beyond_literals and (first := earlier.covering(matcher)):
             none = "no other value than this text" if matcher.literals else "no value"
             message = (
@@ -133,7 +133,7 @@ _SEVERAL = 2
 
 
 class _EarlierNodes:
-    """Nodes of one key, whose matchers have one rank, by what they may cover.
+    """Nodes of one key, whose matchers have one precedence, by what they may cover.
 
     So that thousands of them are not each compared with each.
     """

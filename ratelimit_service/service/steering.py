@@ -165,7 +165,7 @@ class Steering:
         done: Done,
         wanted: Wanted,
         deadline_us: int,
-        rank: int,
+        priority: int,
     ) -> None:
         """Has the store charge those requests that have hits."""
         wishes = []
@@ -176,9 +176,9 @@ class Steering:
                 else:
                     wishes.append(Wish(one.hits, steered.grants, banned=steered.banned))
         if any(wish.grants or wish.banned for wish in wishes):
-            self._granting.charge(wishes, done, wanted, deadline_us, rank)
+            self._granting.charge(wishes, done, wanted, deadline_us, priority)
         else:
-            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us, rank)
+            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us, priority)
 
     def _known(self, body: bytes, snapshot: Snapshot, now_us: int) -> Steered | None:
         """What is remembered of a request, if it begins with the name of its domain.

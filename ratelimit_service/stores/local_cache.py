@@ -79,9 +79,9 @@ class LocalCache:
         """As the store behind it."""
         return self._store.waits
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         """As in the store behind it."""
-        return self._store.wait_us(rank)
+        return self._store.wait_us(priority)
 
     async def start(self) -> None:
         """As the store behind it."""
@@ -97,7 +97,7 @@ class LocalCache:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Denies what is known to be over, and has the store settle the rest."""
         asked_us = self._clock()
@@ -107,14 +107,14 @@ class LocalCache:
         counts["miss"] += len(requests) - len(known)
         if not known:
             settled = partial(self._settled, requests, asked_us, done)
-            self._store.charge(requests, settled, wanted, deadline_us, rank)
+            self._store.charge(requests, settled, wanted, deadline_us, priority)
             return
         indexes = [index for index in range(len(requests)) if index not in known]
         unknown = [requests[index] for index in indexes]
         merge = partial(self._merge, unknown, asked_us, known, done)
         if unknown:
             wanted_unknown = partial(wanted_at, wanted, indexes)
-            self._store.charge(unknown, merge, wanted_unknown, deadline_us, rank)
+            self._store.charge(unknown, merge, wanted_unknown, deadline_us, priority)
         else:
             merge([])
 

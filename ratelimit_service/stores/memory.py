@@ -61,7 +61,7 @@ class MemoryStore(CounterTables):
         """Never, because the counters lie in this process."""
         return False
 
-    def wait_us(self, rank: int) -> int:  # noqa: ARG002 -- for all the same
+    def wait_us(self, priority: int) -> int:  # noqa: ARG002 -- for all the same
         """Nothing waits here."""
         return 0
 
@@ -77,7 +77,7 @@ class MemoryStore(CounterTables):
         done: Done,
         wanted: Wanted = always,  # noqa: ARG002 -- nothing waits here
         deadline_us: int = NEVER,  # noqa: ARG002
-        rank: int = 0,  # noqa: ARG002
+        priority: int = 0,  # noqa: ARG002
     ) -> None:
         """Settles the requests one after the other, at one moment, and calls `done` at once.
 

@@ -182,10 +182,10 @@ class Raising(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         if not self.failing or requests[0][0].refund:
-            self._memory.charge(requests, done, wanted, deadline_us, rank)
+            self._memory.charge(requests, done, wanted, deadline_us, priority)
             return
         self._memory.charge(requests, lambda found: self._waiting.append(partial(done, found)))
         raise RuntimeError("the store failed behind a charge")
@@ -222,7 +222,7 @@ async def test_an_answer_that_comes_twice_gives_nothing_back(tmp_path: Path) -> 
     store.go_on()
 
     assert (await asked).code is Code.OK
-    assert len(store.ranks) == 1  # it was asked for nothing else
+    assert len(store.priorities) == 1  # it was asked for nothing else
 
 
 @pytest.mark.parametrize("hits", [0, 1])

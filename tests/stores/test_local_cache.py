@@ -45,7 +45,7 @@ class Counting:
     def let_go(self) -> None:
         self.held = None
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         return 0
 
     async def start(self) -> None: ...
@@ -58,7 +58,7 @@ class Counting:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         def came(settled: list[Settled]) -> None:
             self._clock.now_us += self.way_us
@@ -68,7 +68,7 @@ class Counting:
                 self.held.append(lambda: done(settled))
 
         self.asked += len(requests)
-        self._memory.charge(requests, came, wanted, deadline_us, rank)
+        self._memory.charge(requests, came, wanted, deadline_us, priority)
 
 
 class Fixture:

@@ -259,7 +259,7 @@ class Networks(Matcher):
         return matcher_name(self.key, *map(str, sorted(self.networks)))
 
     @property
-    def rank(self) -> int:
+    def precedence(self) -> int:
         """Before regular expressions and patterns."""
         return _BEFORE_PATTERNS
 

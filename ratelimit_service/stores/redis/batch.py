@@ -19,10 +19,10 @@ __all__ = ["Background", "Batch", "Resync", "Retry", "Urgency"]
 class Urgency:
     """By when a batch is to be sent and answered; times are by `elapsed_us`. Nobody changes it."""
 
-    __slots__ = ("deadline_us", "due_us", "patience_us", "rank")
+    __slots__ = ("deadline_us", "due_us", "patience_us", "priority")
 
     def __init__(
-        self, deadline_us: int, due_us: int = NEVER, patience_us: int = NEVER, rank: int = 0
+        self, deadline_us: int, due_us: int = NEVER, patience_us: int = NEVER, priority: int = 0
     ) -> None:
         self.deadline_us = deadline_us
         """From then on nobody waits for an answer.
@@ -33,8 +33,8 @@ class Urgency:
         """When it has waited for as long as a server may take."""
         self.patience_us = patience_us
         """If the server took so long by its own time, it is to blame for an answer too late."""
-        self.rank = rank
-        """Those of a lower rank are sent first (`Store.charge`)."""
+        self.priority = priority
+        """Those of a smaller priority are sent first (`Store.charge`)."""
 
 
 class Batch(Protocol):

@@ -1,8 +1,7 @@
 """The queue before one server: batches wait here, and go out as script calls.
 
 Requests of one tick go out together. Only a few calls are under way at a time, so that calls grow
-with the load. What waits is sent in the order of its ranks, and within a rank in the order in which
-it came.
+with the load. What waits is sent in the order of its priorities, and within a priority as it came.
 What must not live here: whether the server is well, and how it is connected (`server`).
 """
 
@@ -23,7 +22,7 @@ from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores import NEVER, RANKS, Outcomes
+from ratelimit_service.stores import NEVER, PRIORITIES, Outcomes
 from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch, Retry
@@ -93,8 +92,8 @@ class Batches:
         self._redirect = redirect
         self._bugs = Bugs()
         self._scheduler = shared_scheduler()
-        self._queues: list[deque[Batch]] = [deque() for _ in range(RANKS)]
-        """The batches that wait to be sent, by their rank."""
+        self._queues: list[deque[Batch]] = [deque() for _ in range(PRIORITIES)]
+        """The batches that wait to be sent, by their priority."""
         self._held: deque[Batch] = deque()
         """Batches without a deadline that wait for the server to come back."""
         self._successor: Callable[[Batch], None] | None = None
@@ -116,25 +115,25 @@ class Batches:
     @property
     def under_way(self) -> int:
         """How many script calls have no reply yet."""
-        return sum(self._window.by_rank)
+        return sum(self._window.by_priority)
 
     @property
     def waiting(self) -> int:
         """How many batches are not sent yet, also those for which there is no server."""
         return sum(map(len, self._queues)) + len(self._held)
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank may wait for its reply, going by the last ones.
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority may wait for its reply, going by the last ones.
 
         What it waits for to be sent counts several times.
         """
         self._window.forget_times(elapsed_us())
-        return self._window.wait_us(_MARGIN * self._waiting(rank))
+        return self._window.wait_us(_MARGIN * self._waiting(priority))
 
-    def _waiting(self, rank: int) -> int:
-        """How many requests of this rank or a lower one wait to be sent."""
+    def _waiting(self, priority: int) -> int:
+        """How many requests of this priority or a lower one wait to be sent."""
         waiting = 0
-        for queue in self._queues[: rank + 1]:
+        for queue in self._queues[: priority + 1]:
             for batch in queue:
                 waiting += len(batch.requests) - batch.sent
         return waiting
@@ -161,8 +160,8 @@ class Batches:
             else:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
-        self._queues[batch.urgency.rank].append(batch)
-        if not self._sending and (self._window.empty or batch.urgency.rank < self._below):
+        self._queues[batch.urgency.priority].append(batch)
+        if not self._sending and (self._window.empty or batch.urgency.priority < self._below):
             self._sending = True
             self._scheduler.before_write(self._send)
 
@@ -172,10 +171,10 @@ class Batches:
         if connection is None:
             batch.failed(range(len(batch.requests)), "disconnected")
             return
-        filling = self._filling(RANKS)
+        filling = self._filling(PRIORITIES)
         filling.add(batch, range(len(batch.requests)), batch.requests)
         calls = list(filling.calls.values())
-        self._call(connection, calls, self._sent(calls, batch.urgency.rank), asking=True)
+        self._call(connection, calls, self._sent(calls, batch.urgency.priority), asking=True)
 
     def hand_over(self, successor: Callable[[Batch], None]) -> None:
         """Hands batches that wait for the server to `successor`, those of now and later ones."""
@@ -207,7 +206,7 @@ class Batches:
 
     def empty(self, reason: str) -> None:
         """Ends the batches in the queue, but those without a deadline wait."""
-        queues, self._queues = self._queues, [deque() for _ in range(RANKS)]
+        queues, self._queues = self._queues, [deque() for _ in range(PRIORITIES)]
         for queue in queues:
             for batch in queue:
                 if batch.urgency.deadline_us == NEVER:
@@ -217,33 +216,35 @@ class Batches:
 
     @property
     def _below(self) -> int:
-        """Requests of ranks below this number may be sent now."""
+        """Requests of priorities below this number may be sent now."""
         window = self._window
         below = window.below()
-        return RANKS if below < RANKS and window.has_room and self._fills_a_call else below
+        return (
+            PRIORITIES if below < PRIORITIES and window.has_room and self._fills_a_call else below
+        )
 
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
         while any(self._queues):
-            below = RANKS if self._window.empty else self._below
+            below = PRIORITIES if self._window.empty else self._below
             if not any(self._queues[:below]):
                 return
             connection = self._server.connection
             if connection is None or connection.lost.done():
                 self.empty("disconnected")
                 return
-            calls, rank = self._next_calls(below)
+            calls, priority = self._next_calls(below)
             if calls:
-                self._call(connection, calls, self._sent(calls, rank))
+                self._call(connection, calls, self._sent(calls, priority))
 
-    def _sent(self, calls: Sequence[ScriptCall], rank: int) -> SentCalls:
-        """Notes that calls are under way; `rank` is the lowest of what they charge."""
-        self._window.by_rank[rank] += 1
-        return SentCalls(len(calls), rank)
+    def _sent(self, calls: Sequence[ScriptCall], priority: int) -> SentCalls:
+        """Notes that calls are under way; `priority` is the lowest of what they charge."""
+        self._window.by_priority[priority] += 1
+        return SentCalls(len(calls), priority)
 
     def _filling(self, below: int) -> Filling:
-        """Nothing yet, of ranks below that."""
+        """Nothing yet, of priorities below that."""
         server = self._server
         return Filling(
             elapsed_us(), below, self.slot, server.clock.not_after, self._numbers, server.timeout_us
@@ -252,17 +253,17 @@ class Batches:
     def _next_calls(self, below: int) -> tuple[list[ScriptCall], int]:
         """Takes from the queue what fits into one call.
 
-        Drops requests that nobody waits for, or that cannot be answered in time. It takes ranks
-        below that; it returns the lowest of them too. In a cluster there is one call for each slot;
-        all of these are sent at once.
+        Drops requests that nobody waits for, or that cannot be answered in time. It takes
+        priorities below that; it returns the smallest of them too. In a cluster there is one call
+        for each slot; all of these are sent at once.
         """
         filling = self._filling(below)
         self._window.forget_times(filling.now_us)
         self._by_age = not self._by_age
         if self._by_age and any(self._queues[1:]):
             self._take_overtaken(filling)
-        for rank, queue in enumerate(self._queues):
-            while queue and self._take_first(filling, rank):
+        for priority, queue in enumerate(self._queues):
+            while queue and self._take_first(filling, priority):
                 pass
         calls = list(filling.calls.values())
         if filling.full:
@@ -270,28 +271,28 @@ class Batches:
         return calls, filling.lowest
 
     def _take_overtaken(self, filling: Filling) -> None:
-        """Takes what lower ranks have overtaken for so long that it may soon be too late."""
+        """Takes what smaller priorities have overtaken for so long that it may soon be too late."""
         soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
         while True:
             firsts = [
-                (min(queue[0].urgency.deadline_us, queue[0].urgency.due_us), rank)
-                for rank, queue in enumerate(self._queues[: filling.below])
+                (min(queue[0].urgency.deadline_us, queue[0].urgency.due_us), priority)
+                for priority, queue in enumerate(self._queues[: filling.below])
                 if queue
             ]
-            soonest_us, rank = min(firsts, default=(NEVER, 0))
-            if soonest_us >= soon_us or not self._take_first(filling, rank):
+            soonest_us, priority = min(firsts, default=(NEVER, 0))
+            if soonest_us >= soon_us or not self._take_first(filling, priority):
                 break
 
-    def _take_first(self, filling: Filling, rank: int) -> bool:
-        """Takes or drops the first batch of a rank, or as much as fits; returns whether all is."""
-        queue = self._queues[rank]
+    def _take_first(self, filling: Filling, priority: int) -> bool:
+        """Takes or drops a priority's first batch, or as much as fits; returns whether all is."""
+        queue = self._queues[priority]
         batch = queue[0]
         if batch.urgency.deadline_us <= filling.now_us + self._window.reply_us:
             queue.popleft()
             self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
             return True
-        if (filling.full or rank >= filling.below) and not batch.finished:
-            return False  # of higher ranks too, what nobody waits for is dropped in time
+        if (filling.full or priority >= filling.below) and not batch.finished:
+            return False  # of larger priorities too, what nobody waits for is dropped in time
         try:
             filling.take(batch)
         except Exception as error:
@@ -484,7 +485,7 @@ class Batches:
             else:
                 batch.failed([index], "overloaded")
         if again:
-            self._queues[batch.urgency.rank].appendleft(Retry(batch, again))
+            self._queues[batch.urgency.priority].appendleft(Retry(batch, again))
 
 
 def _are_in_one_slot(requests: Sequence[Sequence[Hit]]) -> bool:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.stores import RANKS
+from ratelimit_service.stores import PRIORITIES
 
 __all__ = ["CallWindow", "SentCalls"]
 
 _IN_FLIGHT: Final = 2
-"""Script calls under way at a time; meanwhile the next one fills up. Those of higher ranks do not
-count: nothing of a lower rank waits for them."""
+"""Script calls under way at a time; meanwhile the next one fills up. Those of larger priorities do
+not count: nothing of a smaller priority waits for them."""
 
 _MAX_IN_FLIGHT: Final = 8
 """So many may be under way if the server waits for this process, and not the other way round."""
@@ -31,23 +31,23 @@ would have too little time left is not sent, so nothing else would show that the
 
 
 class SentCalls:
-    """Script calls that were sent together: how many have no reply yet, and their lowest rank."""
+    """Script calls sent together: how many have no reply yet, and their smallest priority."""
 
-    __slots__ = ("missing", "rank")
+    __slots__ = ("missing", "priority")
 
-    def __init__(self, missing: int, rank: int) -> None:
+    def __init__(self, missing: int, priority: int) -> None:
         self.missing = missing
-        self.rank = rank
+        self.priority = priority
 
 
 class CallWindow:
     """The calls to one server that are under way."""
 
-    __slots__ = ("_idle_us", "_limit", "_sent_us", "by_rank", "full", "reply_us")
+    __slots__ = ("_idle_us", "_limit", "_sent_us", "by_priority", "full", "reply_us")
 
     def __init__(self) -> None:
-        self.by_rank = [0] * RANKS
-        """How many writes of calls have no reply yet, by the lowest rank of what they charge."""
+        self.by_priority = [0] * PRIORITIES
+        """How many writes of calls have no reply yet, by the smallest priority in them."""
         self._limit = _IN_FLIGHT
         """So many full calls may be under way. While they wait for this process to look, and not
         for the server, one is added at each reply."""
@@ -66,12 +66,12 @@ class CallWindow:
     @property
     def empty(self) -> bool:
         """Whether nothing is under way."""
-        return not any(self.by_rank)
+        return not any(self.by_priority)
 
     @property
     def has_room(self) -> bool:
         """Whether one more call may be under way if it is a full one."""
-        return sum(self.by_rank) < self._limit
+        return sum(self.by_priority) < self._limit
 
     def sent(self, now_us: int) -> None:
         """Notes that calls were sent."""
@@ -81,14 +81,14 @@ class CallWindow:
         """Notes that so many of the calls sent together have a reply, or will have none."""
         sent.missing -= count
         if not sent.missing:
-            self.by_rank[sent.rank] = max(0, self.by_rank[sent.rank] - 1)
+            self.by_priority[sent.priority] = max(0, self.by_priority[sent.priority] - 1)
             if self.empty:
                 self._idle_us = now_us
 
     def forget_lost(self, now_us: int) -> None:
         """Takes calls that should long have a reply for lost: after a fault nobody else would."""
         if not self.empty and now_us - self._sent_us > _LOST_US:
-            self.by_rank = [0] * RANKS
+            self.by_priority = [0] * PRIORITIES
 
     def forget_times(self, now_us: int) -> None:
         """Forgets how long calls took when nothing was under way for a while."""
@@ -119,11 +119,11 @@ class CallWindow:
         return self.reply_us + self.reply_us * waiting // (self.full * self._limit)
 
     def below(self) -> int:
-        """Requests of ranks below this number may be sent now, if they fill no call."""
-        if sum(self.by_rank) < _IN_FLIGHT:
-            return RANKS
-        below, count = 0, self.by_rank[0]
+        """Requests of priorities below this number may be sent now, if they fill no call."""
+        if sum(self.by_priority) < _IN_FLIGHT:
+            return PRIORITIES
+        below, count = 0, self.by_priority[0]
         while count < _IN_FLIGHT:
             below += 1
-            count += self.by_rank[below]
+            count += self.by_priority[below]
         return below

@@ -122,9 +122,9 @@ class Shard:
         """Settles these requests one after the other, as `charge_here` does."""
         return self._resyncs.charge_each_here(requests, at_us)
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank would wait for its reply."""
-        return self._batches.wait_us(rank)
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority would wait for its reply."""
+        return self._batches.wait_us(priority)
 
     def ask(self, batch: Batch) -> None:
         """Sends a batch at once to a node that is about to get its slot."""

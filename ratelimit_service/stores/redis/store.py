@@ -233,9 +233,9 @@ class RedisStore:
         """Tries every server once, in bounded time, and keeps trying in the background."""
         await asyncio.gather(*(topology.start() for topology in self.topologies))
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank would wait where that is longest."""
-        return max([shard.wait_us(rank) for shard in self.shards if shard.available], default=0)
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority would wait where that is longest."""
+        return max([shard.wait_us(priority) for shard in self.shards if shard.available], default=0)
 
     async def close(self) -> None:
         """Disconnects for good."""
@@ -250,7 +250,7 @@ class RedisStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Charges each request in the shards of its counters; in all of them or in none.
 
@@ -267,7 +267,7 @@ class RedisStore:
             patience_us = (deadline_us - now + 1) // 2
         # A charge has a deadline in any case: NEVER is for what is held while a server is away.
         deadline_us = min(deadline_us, now + _LONGEST_US)
-        urgency = Urgency(deadline_us, due_us, patience_us, rank)
+        urgency = Urgency(deadline_us, due_us, patience_us, priority)
         charge = Charge(requests, done, wanted, urgency, self._stats, self._given_back)
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.

@@ -41,7 +41,7 @@ class SqliteStore:
         self._bugs = Bugs()
         self._file: sqlite3.Connection | None = None
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         """Nothing waits here."""
         return 0
 
@@ -60,7 +60,7 @@ class SqliteStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Settles the requests one after the other, each atomically by itself."""
         done([self._settled(hits) for hits in requests])
