@@ -55,7 +55,6 @@ def _logging_as_it_was() -> Iterator[None]:
     """A command that would serve says how everybody logs; tests that follow log as before."""
     root, ours = logging.getLogger(), logging.getLogger("ratelimit_service")
     handlers, levels = root.handlers[:], (root.level, ours.level)
-    root.handlers.clear()  # else they would be closed
     try:
         yield
     finally:
