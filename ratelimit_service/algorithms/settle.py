@@ -3,8 +3,8 @@
 Refunds run first and always. The other hits are tried in order on a scratch copy, each seeing
 the earlier ones. If the request passes, the scratch copy is what is counted; if it is denied,
 only hits with `count_denied` are. Several limits of one descriptor are over when one of them
-is. `lua/settle.lua` is the same rule for Redis; one table of cases runs on both. Nothing here
-stores, waits or asks for the time.
+is; those that pay in turn when all of them are. `lua/settle.lua` is the same rule for Redis; one
+table of cases runs on both. Nothing here stores, waits or asks for the time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], C
     for indices in descriptors:
         mode = hits[indices[0]].mode
         before = scratch.copy() if mode is Mode.SHADOW and len(indices) > 1 else None
-        for index in indices:
-            steps[index] = _charge(hits[index], scratch, read, now_us)
+        if len(indices) > 1 and hits[indices[1]].mode is Mode.IN_TURN:
+            _charge_first(hits, indices, steps, scratch, read, now_us)
+        else:
+            for index in indices:
+                steps[index] = _charge(hits[index], scratch, read, now_us)
         over = not all(steps[index].passed for index in indices)
         if over and before is not None:
             _withhold(hits, indices, steps, before, read, now_us)
@@ -117,6 +120,32 @@ def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
     if step.counted:
         changes[hit.key] = hit, step
     return step
+
+
+def _charge_first(
+    hits: Sequence[Hit],
+    indices: Sequence[int],
+    steps: list[Step],
+    changes: Changes,
+    read: _Read,
+    now_us: int,
+) -> None:
+    """Charges the first of these counters that has room for all hits. The others are looked at.
+
+    If none has room, each step says when its counter will have.
+    """
+    addend = hits[indices[0]].addend
+    payer = -1
+    for index in indices:
+        steps[index] = _charge(hits[index]._replace(addend=addend), changes, read, now_us)
+        if steps[index].passed:
+            payer = index
+            break
+    for index in indices if payer >= 0 else ():
+        if index != payer:
+            hit = hits[index]
+            state = _state(hit.key, changes, read)
+            steps[index] = hit.spec.algorithm.refund(state, now_us, 0, hit.spec, b"", None)
 
 
 def _withhold(

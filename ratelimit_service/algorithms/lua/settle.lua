@@ -3,7 +3,7 @@
 -- { algorithm, limit, window and so on } as in Python; `read` gives a key's state. Returns a step for
 -- each hit and, by key, the steps to write. No redis.call here.
 
-local ENFORCED, SHADOW, QUOTA = 0, 1, 2
+local ENFORCED, SHADOW, QUOTA, IN_TURN = 0, 1, 2, 3
 
 local function state_of(key, changes, read)
   local change = changes[key]
@@ -29,6 +29,25 @@ local function charge(hit, changes, read, now)
     changes[hit.key] = step
   end
   return step
+end
+
+local function charge_first(hits, first, last, steps, changes, read, now)
+  local payer
+  for place = first, last do
+    hits[place].addend = hits[first].addend
+    steps[place] = charge(hits[place], changes, read, now)
+    if steps[place].passed then
+      payer = place
+      break
+    end
+  end
+  for place = first, payer and last or 0 do
+    local hit = hits[place]
+    if place ~= payer then
+      local state = state_of(hit.key, changes, read)
+      steps[place] = algorithms[hit.spec.algorithm].refund(state, now, 0, hit.spec, "", nil)
+    end
+  end
 end
 
 local function withhold(hits, first, last, steps, changes, read, now)
@@ -72,8 +91,12 @@ local function settle(hits, read, now)
     if not hits[first].refund then
       local before = mode == SHADOW and last > first and copy(scratch)
       local over = false
+      local in_turn = last > first and hits[last].mode == IN_TURN
+      if in_turn then
+        charge_first(hits, first, last, steps, scratch, read, now)
+      end
       for place = first, last do
-        steps[place] = charge(hits[place], scratch, read, now)
+        steps[place] = in_turn and steps[place] or charge(hits[place], scratch, read, now)
         over = over or not steps[place].passed
       end
       if over and before then

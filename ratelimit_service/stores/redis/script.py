@@ -247,7 +247,7 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     _, number, rest, single, _ = form
     if single and addend == 1 and not (mode or count_denied or refund or lease or joined):
         return single, _SETTLED
-    flags: int = mode
+    flags: int = 0 if refund else mode
     flags |= _COUNT_DENIED * count_denied | _REFUND * refund | _JOINED * joined
     if rest:
         flags |= _MORE
