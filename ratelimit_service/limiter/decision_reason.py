@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ratelimit_service.limiter.compiled import Kind, Plan
-from ratelimit_service.model import Hit, Limit, Outcome
+from ratelimit_service.limiter.turns import payer
+from ratelimit_service.model import MAX_ADDEND, Hit, Limit, Outcome
 from ratelimit_service.stores import Settled, Verdict
 
 __all__ = ["DecidedBy", "DecisionReason", "decision_reason"]
@@ -56,7 +57,7 @@ def decision_reason(plans: Sequence[Plan], settled: Settled) -> DecisionReason:
         by_policy = verdict in (Verdict.DENIED, Verdict.FAILED)
         return DecisionReason(DecidedBy.POLICY if by_policy else DecidedBy.NOTHING)
     if index < 0:
-        index = _tightest([hit for planned in plans for hit in planned.hits], settled)
+        index = _tightest(plans, settled)
     outcome = outcomes[index]
     by = DecidedBy.LOCAL_CACHE if settled.cached else DecidedBy.COUNT
     if outcome is None or outcome.local:
@@ -70,10 +71,20 @@ def decision_reason(plans: Sequence[Plan], settled: Settled) -> DecisionReason:
     raise IndexError(index)
 
 
-def _tightest(hits: Sequence[Hit], settled: Settled) -> int:
-    """The place of the hit that leaves the fewest others; one without an outcome comes first."""
-    remaining = [
-        -1 if outcome is None else outcome.remaining if not hit.refund else hit.spec.limit
-        for hit, outcome in zip(hits, settled.outcomes, strict=True)
-    ]
-    return remaining.index(min(remaining))
+def _tightest(plans: Sequence[Plan], settled: Settled) -> int:
+    """The place of the hit that leaves the fewest others; one without an outcome comes first.
+
+    Of limits that pay in turn only the one that paid is looked at.
+    """
+    least, place, start = MAX_ADDEND + 1, 0, 0
+    for planned in plans:
+        outcomes = settled.outcomes[start : start + len(planned.hits)]
+        paying = payer(planned, outcomes) if planned.rule.in_turn else -1
+        for index, (hit, outcome) in enumerate(zip(planned.hits, outcomes, strict=True)):
+            remaining = -1
+            if outcome is not None:
+                remaining = hit.spec.limit if hit.refund else outcome.remaining
+            if remaining < least and paying in {-1, index}:
+                least, place = remaining, start + index
+        start += len(planned.hits)
+    return place

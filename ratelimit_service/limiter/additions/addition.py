@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Plan
 from ratelimit_service.limiter.statuses import reported_limit, statuses_of
+from ratelimit_service.limiter.turns import paid_by
 from ratelimit_service.model import (
     Code,
     Header,
@@ -78,7 +79,10 @@ class DecisionContext:
             start += len(planned.hits)
             if planned.refund:
                 continue
+            paying = paid_by(planned, outcomes)
             for limit, hit, outcome in zip(planned.rule.limits, hits, outcomes, strict=True):
+                if paying is not None and limit is not paying:
+                    continue
                 if outcome is not None and not outcome.over:
                     passed.append((limit, hit, outcome))
         return passed
