@@ -11,8 +11,18 @@ from dataclasses import replace
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Plan
 from ratelimit_service.model import Hit, Limit, Mode, Outcome
+from ratelimit_service.stores import Settled
 
-__all__ = ["each_once", "in_turn", "is_soft_part", "paid_by", "payer", "payers", "refund_to"]
+__all__ = [
+    "each_once",
+    "in_turn",
+    "is_soft_part",
+    "paid_by",
+    "paid_of",
+    "payer",
+    "payers",
+    "refund_to",
+]
 
 
 def in_turn(hits: Sequence[Hit], mode: Mode, addend: int) -> tuple[Hit, ...]:
@@ -73,6 +83,22 @@ def paid_by(planned: Plan, outcomes: Sequence[Outcome | None]) -> CompiledLimit 
             if outcome is not None and outcome.charged:
                 return limit
     return None
+
+
+def paid_of(plans: Sequence[Plan], settled: Settled) -> list[tuple[int, str]]:
+    """Which limits have paid for a request, where some pay in turn.
+
+    Each has the place of its descriptor, and its name. There are none if the request is denied.
+    """
+    paid: list[tuple[int, str]] = []
+    start = 0
+    for place, planned in enumerate(plans if settled.verdict.passes else ()):
+        end = start + len(planned.hits)
+        limit = paid_by(planned, settled.outcomes[start:end]) if planned.rule.in_turn else None
+        if limit is not None:
+            paid.append((place, limit.limit.name))
+        start = end
+    return paid
 
 
 def refund_to(

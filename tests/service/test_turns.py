@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from ratelimit_service.decision_log.line import line_of
 from ratelimit_service.model import Code, Decision, Descriptor
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rule_lab.replay.denials import last_denials
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.settings import Settings
@@ -337,3 +339,25 @@ def test_told_in_words(in_memory: Asking) -> None:
     line = next(line for line in dump(in_memory.rules.snapshot) if "org.team.user" in line)
     assert "charge: first" in line
     assert "count_by: org team" in line
+
+
+async def test_log_and_why(in_memory: Asking) -> None:
+    """The decision log names who was asked and who paid; `why` tells that none had room."""
+    heard = Heard(in_memory.service)
+    await in_memory.ask("gate=g", descriptor(ANN, addend=7))
+    for hits in (5, 20, 3):
+        await in_memory.ask(descriptor(ANN, addend=hits))
+    lines = [line_of(record, T) for record in heard]
+
+    assert '"paid":[{"descriptor":1,"limit":"reserve"}]' in lines[0]
+    assert (
+        '"in_turn":["tier","reserve","credits"],"paid":[{"descriptor":0,"limit":"credits"}]'
+        in (lines[2])
+    )
+    assert '"in_turn"' in lines[3]
+    assert '"paid"' not in lines[3]
+    (told,) = last_denials(lines, 1, T)
+    assert told.partition("): ")[2] == (
+        "none of tier, reserve, credits has room; tier has again first: 5 a minute, 5 used, "
+        "60 s to wait"
+    )

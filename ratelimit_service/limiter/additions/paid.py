@@ -10,7 +10,7 @@ from ratelimit_service.limiter.additions.addition import (
     DecisionContext,
     ResponseExtras,
 )
-from ratelimit_service.limiter.turns import paid_by
+from ratelimit_service.limiter.turns import paid_of
 from ratelimit_service.model import Header, Limit
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
@@ -34,16 +34,8 @@ class Paid(CountedAddition):
 
     def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Names in the header one limit: of several descriptors only the metadata tell."""
-        if not context.passes:
-            return
-        paid = [
-            {"descriptor": index, "limit": limit.limit.name}
-            for index, (planned, outcomes) in enumerate(
-                zip(context.plans, context.outcomes, strict=True)
-            )
-            if (limit := paid_by(planned, outcomes)) is not None
-        ]
+        paid = paid_of(context.plans, context.settled)
         if paid:
-            extras.metadata["paid"] = paid
+            extras.metadata["paid"] = [{"descriptor": at, "limit": name} for at, name in paid]
         if len(paid) == 1:
-            extras.request_headers.append(Header(_HEADER, str(paid[0]["limit"])))
+            extras.request_headers.append(Header(_HEADER, paid[0][1]))
