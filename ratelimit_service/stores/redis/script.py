@@ -15,6 +15,7 @@ from ratelimit_service.model import (
     Calendar,
     CounterSpec,
     Hit,
+    Mode,
     Outcome,
 )
 from ratelimit_service.stores import Outcomes
@@ -46,6 +47,9 @@ _LEASE: Final = 128
 
 _HIT: Final = struct.Struct(">IdIBB")
 """A hit packed: limit, window in microseconds, addend, algorithm, mode and flags."""
+
+_GRANT: Final = 128
+"""Added to the algorithm's number, in place of a mode."""
 
 _REST_OF_SPEC: Final = struct.Struct(">IBHB")
 """With _MORE the rest of a spec: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
@@ -248,6 +252,8 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     if single and addend == 1 and not (mode or count_denied or refund or lease or joined):
         return single, _SETTLED
     flags: int = mode
+    if mode is Mode.GRANT:
+        flags, number = 0, number + _GRANT
     flags |= _COUNT_DENIED * count_denied | _REFUND * refund | _JOINED * joined
     if rest:
         flags |= _MORE
