@@ -152,8 +152,9 @@ def script_in_turns(port: int) -> tuple[list[float], list[float]]:
             for first in range(0, len(hits), 64):
                 some = hits[first : first + 64]
                 with patched(SETTLED if at else NONE):
-                    asked = [(0, list(zip(some[::2], some[1::2], strict=True)))]
-                    count, *words = script.arguments(asked, 0)
+                    call = script.ScriptCall(1, 0)
+                    call.add(list(zip(some[::2], some[1::2], strict=True)))
+                    count, *words = call.arguments()
                 client.evalsha(sha, int(count), *words, 1)
             found[at].append(2 * (_script_us(client) - before) / len(hits))
     return found

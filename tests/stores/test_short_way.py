@@ -71,6 +71,8 @@ def counted(
         now_us = T
         for step_us, requests in calls:
             now_us += step_us
-            count, *words = script.arguments([(0, requests)], now_us, judge=True)
+            call = script.ScriptCall(1, now_us)
+            assert call.add(requests) == len(requests)
+            count, *words = call.arguments(judge=True)
             replies.append(client.eval(script.SCRIPT, int(count), *words, 1))
         return replies, client.mget(KEYS)
