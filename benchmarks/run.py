@@ -25,6 +25,7 @@ from benchmarks.by_policy import hold
 from benchmarks.cpu import processes
 from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.model import CounterSpec, Hit
+from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.script import SCRIPT, ScriptCall
 
 HERE = Path(__file__).parent
@@ -146,7 +147,7 @@ class Bench:
         spec = CounterSpec(DEFAULT, 200_000_000, 3_600_000_000)
         requests = [[Hit(key, spec) for key in keys]] * BATCH
         call = ScriptCall(0, 0)
-        count = call.add(requests)
+        count = call.add(Background(requests), range(BATCH))
         *words, packed = call.arguments()
         assert isinstance(packed, bytes)
         # redis-benchmark cannot send zero bytes, so here the packed argument stands in the script.

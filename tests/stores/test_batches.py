@@ -43,7 +43,7 @@ class Queue(Batches):
     def next_priorities(self, below: int = PRIORITIES) -> list[int]:
         """The priorities of the requests in the next call."""
         calls = self._next_calls(below, elapsed_us())
-        return [batch.urgency.priority for call in calls for batch, _ in call.parts]
+        return [batch.urgency.priority for call in calls.values() for batch, _ in call.parts]
 
     def next_lowest(self) -> int:
         """The priority of the next call."""

@@ -288,7 +288,7 @@ OUTCOME = b"\0" + (5).to_bytes(4, "big") + (5).to_bytes(8, "big") + (1).to_bytes
 def script_call(requests: list[list[Hit]]) -> ScriptCall:
     """A call of the number that replies begin with."""
     call = ScriptCall(77, 0)
-    call.add(requests)
+    call.add(Background(requests), range(len(requests)))
     return call
 
 
@@ -334,7 +334,7 @@ def test_reply_of_another_form(reply: object) -> None:
     assert not script_call([[hit()]]).read(reply)
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, 2), (5, 1), (5, 255), (21, 1), (22, 4), (22, 255)])
+@pytest.mark.parametrize(("at", "value"), [(0, 2), (5, 1), (5, 255), (22, 4), (22, 255)])
 def test_reply_with_values_that_cannot_be(at: int, value: int) -> None:
     """A reply of the right form that says what no counter can say is no answer."""
     said = bytearray(OUTCOME + b"\0")

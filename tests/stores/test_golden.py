@@ -24,6 +24,7 @@ from ratelimit_service.model import (
     Unit,
 )
 from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.script import ScriptCall, weight
 from tests.stores.cases import MINUTE, T
 
@@ -90,7 +91,7 @@ def found(limit: Limit) -> Golden:
     for name, fields in FORMS.items():
         hit = Hit(key, spec)._replace(**fields)  # type: ignore[arg-type]
         call = ScriptCall(0, T)
-        call.add([[hit]])
+        call.add(Background([[hit]]), [0])
         *_, last = call.arguments()
         assert isinstance(last, bytes)
         packed[name] = last.hex()

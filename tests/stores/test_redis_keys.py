@@ -11,6 +11,7 @@ from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.model import MAX_ADDEND, Calendar, Limit, Outcome, Unit
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.script import SCRIPT, ScriptCall
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
@@ -159,7 +160,7 @@ async def test_redis_picks_the_calendar_s_period(redis_server: RedisServer, wron
     now_us = seconds * SECOND + micros
     for sent_us in (now_us, now_us + wrong_us):
         call = ScriptCall(0, sent_us)
-        call.add([[one]])
+        call.add(Background([[one]]), [0])
         _, _, *words = call.arguments()
         assert call.read(charge(keys=[str(one.key, "utf-8")], args=[*words, 0]))
 

@@ -26,7 +26,7 @@ from ratelimit_service.stores import NEVER, PRIORITIES
 from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch, Retry
-from ratelimit_service.stores.redis.call_window import CallWindow
+from ratelimit_service.stores.redis.call_window import NO_PRIORITY, CallWindow
 from ratelimit_service.stores.redis.connection import (
     Answered,
     Command,
@@ -171,12 +171,10 @@ class Batches:
         if connection is None:
             batch.failed(range(len(batch.requests)), "disconnected")
             return
-        indexes: Sequence[int] = range(len(batch.requests))
-        while indexes:
+        while batch.sent < len(batch.requests):
             calls: dict[int, ScriptCall] = {}
-            count = self._add(batch, indexes, calls, elapsed_us())
-            self._call(connection, list(calls.values()), asking=True)
-            indexes = indexes[count:]
+            self._take(batch, calls, elapsed_us())
+            self._call(connection, calls, asking=True)
 
     def hand_over(self, successor: Callable[[Batch], None]) -> None:
         """Hands batches that wait for the server to `successor`, those of now and later ones."""
@@ -236,11 +234,9 @@ class Batches:
             if connection is None or connection.lost.done():
                 self.empty("disconnected")
                 return
-            calls = self._next_calls(below, elapsed_us())
-            if calls:
-                self._call(connection, calls)
+            self._call(connection, self._next_calls(below, elapsed_us()))
 
-    def _next_calls(self, below: int, now_us: int) -> list[ScriptCall]:
+    def _next_calls(self, below: int, now_us: int) -> dict[int, ScriptCall]:
         """Takes from the queue what fits into one call, of priorities below that.
 
         Drops requests that nobody waits for, or that cannot be answered in time. In a cluster there
@@ -249,9 +245,9 @@ class Batches:
         calls: dict[int, ScriptCall] = {}
         full = False
         self._window.forget_times(now_us)
-        self._by_age = not self._by_age
-        if self._by_age and any(self._queues[1:]):
-            full = self._take_overtaken(calls, below, now_us)
+        if any(self._queues[1:]):
+            self._by_age = not self._by_age
+            full = self._by_age and self._take_overtaken(calls, below, now_us)
         for queue in filter(None, self._queues):
             open_ = not full and queue[0].urgency.priority < below
             while queue and self._take_first(queue, calls, now_us, open_=open_):
@@ -261,7 +257,7 @@ class Batches:
             self._window.full = sum(
                 [len(indexes) for call in calls.values() for _, indexes in call.parts]
             )
-        return list(calls.values())
+        return calls
 
     def _take_overtaken(self, calls: dict[int, ScriptCall], below: int, now_us: int) -> bool:
         """Takes what smaller priorities have overtaken for so long that it may soon be too late.
@@ -309,9 +305,24 @@ class Batches:
 
     def _take(self, batch: Batch, calls: dict[int, ScriptCall], now_us: int) -> None:
         """Takes requests from a batch, as many as fit; drops those that nobody wants any more."""
-        start, stop, wanted = batch.sent, len(batch.requests), batch.wanted
+        wanted, start, stop = batch.wanted, batch.sent, len(batch.requests)
         taken = [at for at in range(start, stop) if wanted(at)]
-        count = self._add(batch, taken, calls, now_us)
+        deadline_us = batch.urgency.deadline_us
+        if deadline_us > batch.urgency.due_us:
+            deadline_us = min(deadline_us, now_us + self._server.timeout_us)
+        not_after_us = self._server.clock.not_after(deadline_us)
+        if self.slot is None:
+            call = self._call_of(_ONLY, calls, now_us)
+            count = call.add(batch, taken, not_after_us)
+        else:
+            count, size = 0, sum([call.weight for call in calls.values()])
+            for at in taken:
+                call = self._call_of(self.slot(batch.requests[at]), calls, now_us)
+                size -= call.weight
+                if not call.add(batch, [at], not_after_us, size):
+                    break
+                size += call.weight
+                count += 1
         if count < len(taken):
             stop = taken[count]
         batch.sent = stop
@@ -319,51 +330,33 @@ class Batches:
             wanted_ones = set(taken)
             batch.dropped([at for at in range(start, stop) if at not in wanted_ones])
 
-    def _add(
-        self, batch: Batch, indexes: Sequence[int], calls: dict[int, ScriptCall], now_us: int
-    ) -> int:
-        """Adds requests of a batch to the calls of their slots; returns how many fit."""
-        urgency, requests, slot_of_request = batch.urgency, batch.requests, self.slot
-        deadline_us = urgency.deadline_us
-        if deadline_us > urgency.due_us:
-            deadline_us = min(deadline_us, now_us + self._server.timeout_us)
-        clock = self._server.clock
-        not_after_us = clock.not_after(deadline_us)
-        groups = [(_ONLY, indexes)]
-        if slot_of_request is not None:
-            groups = [(slot_of_request(requests[index]), [index]) for index in indexes]
-        added, size = 0, sum([call.weight for call in calls.values()])
-        for slot, some in groups:
-            call = calls.get(slot)
-            if call is None:
-                call = ScriptCall(next(self._numbers), clock.wall_us(), now_us)
-            before = call.weight
-            count = call.add([requests[index] for index in some], not_after_us, size - before)
-            if count:
-                calls[slot] = call
-                call.parts.append((batch, some[:count]))
-                call.priority = min(call.priority, urgency.priority)
-            added += count
-            size += call.weight - before
-            if count < len(some):
-                break
-        return added
+    def _call_of(self, slot: int, calls: dict[int, ScriptCall], now_us: int) -> ScriptCall:
+        """The call of a slot among these, maybe a new one."""
+        call = calls.get(slot)
+        if call is None:
+            wall_us = self._server.clock.wall_us()
+            call = calls[slot] = ScriptCall(next(self._numbers), wall_us, now_us)
+        return call
 
     def _call(
-        self, connection: RedisConnection, calls: Sequence[ScriptCall], *, asking: bool = False
+        self, connection: RedisConnection, by_slot: dict[int, ScriptCall], *, asking: bool = False
     ) -> None:
-        """Sends new script calls in one write."""
-        last = calls[-1]
-        last.ends = min([call.priority for call in calls])
-        self._window.sent(last.ends, last.sent_us)
-        self._write(connection, calls, self._script, asking=asking)
+        """Sends new script calls in one write; those without requests are not sent."""
+        calls = [call for call in by_slot.values() if call.parts]
+        if not calls:
+            return
+        *others, last = calls
+        for call in others:  # replies come in order, so all of them have theirs with the last one
+            last.priority = min(last.priority, call.priority)
+            call.priority = NO_PRIORITY
+        self._window.sent(last.priority, last.sent_us)
+        self._write(connection, calls, self._script, asking)
 
     def _write(
         self,
         connection: RedisConnection,
         calls: Sequence[ScriptCall],
         script: tuple[str, str],
-        *,
         asking: bool,
     ) -> None:
         """Sends script calls in one write, by EVALSHA or EVAL."""
@@ -380,7 +373,7 @@ class Batches:
                 replied.append(partial(self._replied, connection, call, script[0], asking))
             connection.send(commands, replied)
         except Exception as error:
-            self._window.landed(calls[-1].ends, elapsed_us())
+            self._window.landed(calls[-1].priority, elapsed_us())
             self._bugs.note("hits could not be sent to Redis", error)
             for call in calls:
                 for batch, indexes in call.parts:
@@ -397,19 +390,27 @@ class Batches:
         """Takes the reply to a call that was sent by EVALSHA or EVAL."""
         error = reply if isinstance(reply, hiredis.ReplyError) else None
         if error and sent_by == "EVALSHA" and self._wants_text(connection, error):
-            self._write(connection, [call], ("EVAL", SCRIPT), asking=asking)
+            self._write(connection, [call], ("EVAL", SCRIPT), asking)
             return
         now_us = elapsed_us()
-        self._window.landed(call.ends, now_us)
+        self._window.landed(call.priority, now_us)
         try:
             self._compare_paces(connection)
             if error or reply is None:
                 self._refused(connection, call, reply)
-            elif call.read(reply):
-                self._answered(connection, call, now_us)
-            else:
+            elif not call.read(reply):
                 connection.distrust()
                 self._refused(connection, call, None)
+            else:
+                self._server.answered(connection, call.at_us, call.sent_us, now_us)
+                self._window.learn(min(now_us - call.sent_us, self._server.timeout_us))
+                if call.damaged:
+                    self._corrupt_state.note(len(call.damaged), call.damaged[0])
+                for batch, indexes in call.parts:
+                    if call.late:
+                        self._answer_one_by_one(batch, indexes, call, connection.answered_left_us)
+                    else:
+                        batch.answered(indexes, call.found, call.at_us, call.within)
         except Exception as error:
             # The remaining outcomes cannot be told apart any more.
             self._bugs.note("a reply from Redis could not be handled", error)
@@ -417,19 +418,6 @@ class Batches:
                 self._fail(batch, indexes, "internal")
         if not self._sending and any(self._queues):
             self._send()
-
-    def _answered(self, connection: RedisConnection, call: ScriptCall, now_us: int) -> None:
-        """Hands on what a reply says."""
-        self._server.answered(connection, call.at_us, call.sent_us, now_us)
-        self._window.learn(min(now_us - call.sent_us, self._server.timeout_us))
-        if call.damaged:
-            self._corrupt_state.note(len(call.damaged), call.damaged[0])
-        for batch, indexes in call.parts:
-            if call.late:
-                took_us = self._server.clock.took_us(connection.answered_left_us, call.at_us)
-                self._answer_one_by_one(batch, indexes, call, took_us)
-            else:
-                batch.answered(indexes, call.found, call.at_us, call.within)
 
     def _wants_text(self, connection: RedisConnection, error: hiredis.ReplyError) -> bool:
         """Whether a call by EVALSHA is to be sent again, with the script instead of its name.
@@ -456,7 +444,7 @@ class Batches:
         window = self._window
         if not connection.caught_up:
             window.shrink()
-        elif window.can_grow and any(self._queues) and self._fills_a_call:
+        elif any(self._queues) and window.can_grow and self._fills_a_call:
             window.grow()
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
@@ -501,13 +489,14 @@ class Batches:
                 self._fail(batch, indexes, "unknown" if reply is None else "refused")
 
     def _answer_one_by_one(
-        self, batch: Batch, indexes: Sequence[int], call: ScriptCall, took_us: int
+        self, batch: Batch, indexes: Sequence[int], call: ScriptCall, left_us: int
     ) -> None:
         """Answers requests one by one: those that reached the server too late have no answer.
 
-        By its own time the server took so long. If that is little, this process kept them too long.
-        Nothing was counted then. So for callers who still wait they are sent again.
+        They left at `left_us`. If the server took little time by its own, this process kept them
+        too long. Nothing was counted then. So for callers who still wait they are sent again.
         """
+        took_us = self._server.clock.took_us(left_us, call.at_us)
         waits = (
             batch.urgency.deadline_us > elapsed_us() + self._window.reply_us and not batch.finished
         )

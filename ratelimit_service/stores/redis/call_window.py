@@ -9,7 +9,7 @@ from typing import Final
 
 from ratelimit_service.stores import PRIORITIES
 
-__all__ = ["CallWindow"]
+__all__ = ["NO_PRIORITY", "CallWindow"]
 
 _IN_FLIGHT: Final = 2
 """Script calls under way at a time; meanwhile the next one fills up. Those of larger priorities do
@@ -28,6 +28,9 @@ _FORGOTTEN_US: Final = 5_000
 """After each such time in which nothing was under way, calls are taken to need half as long. What
 would have too little time left is not sent, so nothing else would show that they need less again.
 """
+
+NO_PRIORITY: Final = -1
+"""Of a call that is not the last one of its write."""
 
 
 class CallWindow:
@@ -69,8 +72,8 @@ class CallWindow:
         self._sent_us = now_us
 
     def landed(self, priority: int, now_us: int) -> None:
-        """Notes that a call that `ScriptCall.ends` a write has its reply, or will have none."""
-        if priority < 0:
+        """Notes that the last call of a write has its reply, or will have none."""
+        if priority == NO_PRIORITY:
             return
         self.by_priority[priority] = max(0, self.by_priority[priority] - 1)
         if self.empty:
@@ -83,7 +86,7 @@ class CallWindow:
 
     def forget_times(self, now_us: int) -> None:
         """Forgets how long calls took when nothing was under way for a while."""
-        if self.empty:
+        if now_us >= self._idle_us + _FORGOTTEN_US and self.empty:
             times = (now_us - self._idle_us) // _FORGOTTEN_US
             self.reply_us >>= min(times, 62)
             self._idle_us += times * _FORGOTTEN_US

@@ -68,8 +68,9 @@ _MARKS: Final = bytes(range(2 * _LATE))
 _HEAD: Final = struct.Struct(">QQ")
 """How a reply begins: with the number of the call, and the server's time."""
 
-_OUTCOME: Final = struct.Struct(">?IQQ?")
-"""An outcome in a reply, with the fields of `Outcome` in their order. No server says `local`."""
+_OUTCOME: Final = struct.Struct(">?IQQx")
+"""An outcome in a reply: the first fields of `Outcome` in their order. The last byte says nothing.
+"""
 
 _HEAD_BYTES: Final = _HEAD.size
 _OUTCOME_BYTES: Final = _OUTCOME.size
@@ -218,7 +219,6 @@ class ScriptCall:
         "_packed",
         "at_us",
         "damaged",
-        "ends",
         "found",
         "late",
         "now_us",
@@ -254,28 +254,29 @@ class ScriptCall:
         """Which requests of which batches these are."""
         self.priority = PRIORITIES - 1
         """The smallest one of these batches."""
-        self.ends = -1
-        """On the last call of a write the smallest priority in it: replies come in order."""
         self.weight = 0
         self._keys: list[bytes] = []
         self._packed: list[bytes] = []
         self._not_after_us = 0
 
-    def add(self, requests: Sequence[Sequence[Hit]], not_after_us: int = 0, beside: int = 0) -> int:
+    def add(
+        self, batch: Batch, indexes: Sequence[int], not_after_us: int = 0, beside: int = 0
+    ) -> int:
         """Adds the first ones of these requests, and returns how many: as many as fit.
 
         After `not_after_us`, by the server's clock, only their refunds count; 0 for no deadline.
         What is sent together with this call weighs as much as `beside`. If that is nothing, the
         first request fits in any case.
         """
-        known = _forms.get
+        known, requests = _forms.get, batch.requests
         keys: list[bytes] = []
         packed: list[bytes] = []
         if not_after_us != self._not_after_us:
             packed.append(_DEADLINE.pack(0, not_after_us))
         weight = beside + self.weight
         count = 0
-        for hits in requests:
+        for index in indexes:
+            hits = requests[index]
             led, start, lighter = len(hits), len(packed), weight
             packed.append(_LEADS[1])
             for hit in hits:
@@ -297,6 +298,8 @@ class ScriptCall:
             if led != 1:
                 packed[start] = _LEADS[led] if led < _MOST_LEADS else led.to_bytes(2, "big")
         if count:
+            self.parts.append((batch, indexes[:count]))
+            self.priority = min(self.priority, batch.urgency.priority)
             self._not_after_us = not_after_us
             self._keys += keys
             self._packed += packed
@@ -326,11 +329,10 @@ class ScriptCall:
         number, self.at_us = _HEAD.unpack_from(reply)
         packed, marks = reply[_HEAD_BYTES:end], reply[end:]
         overs = packed[::_OUTCOME_BYTES]
-        zeros = packed[_WAIT_AT::_OUTCOME_BYTES] + packed[_OUTCOME_BYTES - 1 :: _OUTCOME_BYTES]
         if (
             number != self.number
             or overs.strip(b"\0\1")
-            or zeros.strip(b"\0")
+            or packed[_WAIT_AT::_OUTCOME_BYTES].strip(b"\0")
             or marks.strip(_MARKS)
         ):
             return False

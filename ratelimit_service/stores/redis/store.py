@@ -261,13 +261,14 @@ class RedisStore:
         if not requests:
             done([])
             return
-        now = elapsed_us()
-        due_us, patience_us = now + self._timeout_us, self._timeout_us
+        now, patience_us = elapsed_us(), self._timeout_us
+        look_us = due_us = now + patience_us
         if deadline_us < due_us:
             # The caller waits for less than the server may take. Half of that is for the server.
-            patience_us = (deadline_us - now + 1) // 2
-        # A charge has a deadline in any case: NEVER is for what is held while a server is away.
-        deadline_us = min(deadline_us, now + _LONGEST_US)
+            look_us, patience_us = deadline_us, (deadline_us - now + 1) // 2
+        elif deadline_us > now + _LONGEST_US:
+            # There is one in any case: NEVER is for what is held while a server is away.
+            deadline_us = now + _LONGEST_US
         urgency = Urgency(deadline_us, due_us, patience_us, priority)
         only, is_late = self._only, deadline_us <= now
         charge: Charge | DividedCharge
@@ -290,7 +291,6 @@ class RedisStore:
         while waiting and waiting[0][2].finished:
             heapq.heappop(waiting)
         self._number += 1
-        look_us = min(deadline_us, due_us)
         heapq.heappush(waiting, (look_us, self._number, charge))
         if self._timer is None or look_us < self._timer_due_us:
             self._wait_until(look_us, now)
