@@ -27,10 +27,13 @@ __all__ = [
 
 def in_turn(hits: Sequence[Hit], mode: Mode, addend: int) -> tuple[Hit, ...]:
     """These hits as hits that pay in turn, in their order."""
+    last = len(hits) - 1
     return tuple(
-        hit._replace(mode=Mode.IN_TURN, addend=0, joined=True)
-        if index
-        else hit._replace(mode=mode, addend=addend, joined=False)
+        hit._replace(
+            mode=mode if index == last else Mode.IN_TURN,
+            addend=0 if index else addend,
+            joined=index > 0,
+        )
         for index, hit in enumerate(hits)
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ratelimit_service.algorithms import spec_of
-from ratelimit_service.model import Limit
+from ratelimit_service.model import SECOND_US, Limit
 from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.problem import listed, quoted
 from ratelimit_service.rules.tree import Rule
@@ -89,6 +89,11 @@ def _homes(
     limits: Sequence[Limit], keys: Sequence[str], shard_by: frozenset[str] | None
 ) -> Iterator[str]:
     """Counters that may lie in several servers."""
+    if len({each.window_us == SECOND_US for each in limits}) > 1:
+        yield (
+            "limits of one second can have a store of their own (--second-store), so the others "
+            "could not be asked with them: write another window, as 2s"
+        )
     if len({(_counted_by(each, keys), each.pool, each.grouping) for each in limits}) <= 1:
         return
     common = set(keys)
