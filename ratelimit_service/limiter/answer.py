@@ -135,7 +135,7 @@ def _limits(
         for index, (planned, several) in enumerate(zip(plans, outcomes, strict=True))
         if len(planned.hits) > 1 or any(map(_partly, several))
         for limit, outcome in zip(planned.rule.limits, several, strict=True)
-        if outcome is not None and not outcome.local and not is_soft_part(planned, limit)
+        if outcome is not None and not outcome.local and not is_soft_part(planned.rule, limit)
     ]
     return {"limits": listed} if listed else {}
 

@@ -369,7 +369,7 @@ def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
             planned.rule.mode is Mode.SHADOW
             and planned.declared is not None
             and (settings.quota_mode or planned.declared.quota_mode)
-            and not planned.refund
+            and not (planned.refund or planned.rule.in_turn)
         )
         for planned in plans
     )

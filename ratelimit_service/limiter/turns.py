@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ratelimit_service.limiter.compiled import CompiledLimit, Plan
+from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Plan
 from ratelimit_service.model import Hit, Limit, Mode, Outcome
 from ratelimit_service.stores import Settled
 
@@ -64,9 +64,9 @@ def payer(planned: Plan, outcomes: Sequence[Outcome | None]) -> int:
     return waits.index(min(waits))
 
 
-def is_soft_part(planned: Plan, compiled: CompiledLimit) -> bool:
-    """Whether a limit stands in the plan a second time, with its soft part."""
-    return planned.rule.in_turn and compiled.limit.soft_ppm > 0
+def is_soft_part(rule: CompiledRule, compiled: CompiledLimit) -> bool:
+    """Whether a limit stands in the rule a second time, with its soft part."""
+    return rule.in_turn and compiled.limit.soft_ppm > 0
 
 
 def each_once(planned: Plan) -> Plan:

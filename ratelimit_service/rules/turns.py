@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ratelimit_service.algorithms import spec_of
+from ratelimit_service.algorithms import ALGORITHMS, spec_of
 from ratelimit_service.model import SECOND_US, Limit
 from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.problem import listed, quoted
@@ -46,9 +46,15 @@ def _contradictions(rule: Rule) -> Iterator[str]:
     for name, given in (
         ("count_denied", any(limit.count_denied for limit in rule.limits)),
         ("max_wait", any(limit.max_wait_us for limit in rule.limits)),
+        ("soft of a bucket", any(_soft_bucket(limit) for limit in rule.limits)),
     ):
         if given:
             yield f"{name} and charge: first exclude each other: remove one"
+
+
+def _soft_bucket(limit: Limit) -> bool:
+    """What is asked once without its soft part and once with it must read the same count."""
+    return limit.soft_ppm > 0 and ALGORITHMS[limit.algorithm].refills
 
 
 def _names(limits: Sequence[Limit]) -> Iterator[str]:

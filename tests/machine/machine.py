@@ -193,7 +193,8 @@ class Machine(RuleBasedStateMachine):
         expected = self.expected(number, descriptors, hits, one)
         self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
         self.note(one)
-        names = {key: name for name, key in self.keys.items()}
+        # What a process has counted alone is not given back.
+        names = {key: name for name, key in self.keys.items() if not isinstance(name, Alone)}
         for hit, outcome in one.given_back:
             given = self.model.give_back(self.now, names[hit.key], hit.addend, hit.lease.hex())
             assert outcome is not None

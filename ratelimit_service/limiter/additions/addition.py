@@ -66,6 +66,8 @@ class DecisionContext:
     def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:
         """The hits that had room, in a request that passes; none that are given back.
 
+        Of limits that pay in turn it is the one that paid, if any was charged.
+
         A hit that a grant has given is the one on the grant's counter.
         """
         passed: list[tuple[CompiledLimit, Hit, Outcome]] = []
@@ -81,7 +83,7 @@ class DecisionContext:
                 continue
             paying = paid_by(planned, outcomes)
             for limit, hit, outcome in zip(planned.rule.limits, hits, outcomes, strict=True):
-                if paying is not None and limit is not paying:
+                if planned.rule.in_turn and limit is not paying:
                     continue
                 if outcome is not None and not outcome.over:
                     passed.append((limit, hit, outcome))

@@ -29,7 +29,7 @@ class IetfHeaders(ChosenHeaders):
         names: dict[str, int] = {}
         for planned, outcomes, _ in self._of(context):
             for compiled, outcome in zip(planned.rule.limits, outcomes, strict=True):
-                if outcome is None or outcome.local or is_soft_part(planned, compiled):
+                if outcome is None or outcome.local or is_soft_part(planned.rule, compiled):
                     continue
                 name = _unique(names, policy_name(compiled.limit))
                 policies.append(f'"{name}"{_policy(compiled.limit)}')
