@@ -57,7 +57,7 @@ def payer(planned: Plan, outcomes: Sequence[Outcome | None]) -> int:
         if outcome.charged:
             return index
         waits.append(outcome.reset_us)
-    needed = max(1, planned.addend)
+    needed = 1 if planned.refund else max(1, planned.addend)
     for index, outcome in enumerate(outcomes):
         if outcome is not None and not outcome.over and outcome.remaining >= needed:
             return index
