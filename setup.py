@@ -30,7 +30,7 @@ COMPILED = """
     stores/redis/connection
     stores/redis/store
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
-    limiter/additions/* limiter/answer limiter/tally
+    limiter/additions/* limiter/answer limiter/tally limiter/turns
     wire/request wire/response
     service/faults service/planned service/memo service/planning
     service/answering service/patience service/records
