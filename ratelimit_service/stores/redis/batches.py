@@ -28,8 +28,6 @@ from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch, Retry
 from ratelimit_service.stores.redis.call_window import NO_PRIORITY, CallWindow
 from ratelimit_service.stores.redis.connection import (
-    Answered,
-    Command,
     RedisConnection,
     Reply,
 )
@@ -109,12 +107,12 @@ class Batches:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent, or for a reply."""
-        return self._window.empty and not any(self._queues)
+        return not self._window.under_way and not any(self._queues)
 
     @property
     def under_way(self) -> int:
         """How many script calls have no reply yet."""
-        return sum(self._window.by_priority)
+        return self._window.under_way
 
     @property
     def waiting(self) -> int:
@@ -161,7 +159,7 @@ class Batches:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
         self._queues[urgency.priority].append(batch)
-        if not self._sending and (self._window.empty or urgency.priority < self._below):
+        if not self._sending and (not self._window.under_way or urgency.priority < self._below):
             self._sending = True
             self._scheduler.before_write(self._send)
 
@@ -227,7 +225,7 @@ class Batches:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
         while any(self._queues):
-            below = PRIORITIES if self._window.empty else self._below
+            below = self._below if self._window.under_way else PRIORITIES
             if not any(self._queues[:below]):
                 return
             connection = self._server.connection
@@ -350,34 +348,25 @@ class Batches:
             last.priority = min(last.priority, call.priority)
             call.priority = NO_PRIORITY
         self._window.sent(last.priority, last.sent_us)
-        self._write(connection, calls, self._script, asking)
+        for call in calls:
+            self._write(connection, call, self._script, asking)
 
     def _write(
-        self,
-        connection: RedisConnection,
-        calls: Sequence[ScriptCall],
-        script: tuple[str, str],
-        asking: bool,
+        self, connection: RedisConnection, call: ScriptCall, script: tuple[str, str], asking: bool
     ) -> None:
-        """Sends script calls in one write, by EVALSHA or EVAL."""
-        judge, prefix = self._server.clock.given is not None, self._key_prefix
-        commands: list[Command] = []
-        replied: list[Answered] = []
+        """Sends a script call, by EVALSHA or EVAL."""
+        judge = self._server.clock.given is not None
         try:
-            for call in calls:
-                if asking:
-                    commands.append(["ASKING"])
-                    replied.append(_ignore)
-                words = call.arguments(judge=judge, prefix=prefix)
-                commands.append((*script, *words, call.number))
-                replied.append(partial(self._replied, connection, call, script[0], asking))
-            connection.send(commands, replied)
+            words = call.arguments(judge, self._key_prefix)
+            if asking:
+                connection.send(("ASKING",), _ignore)
+            replied = partial(self._replied, connection, call, script[0], asking)
+            connection.send((*script, *words, call.number), replied)
         except Exception as error:
-            self._window.landed(calls[-1].priority, elapsed_us())
+            self._window.landed(call.priority, elapsed_us())
             self._bugs.note("hits could not be sent to Redis", error)
-            for call in calls:
-                for batch, indexes in call.parts:
-                    self._fail(batch, indexes, "internal")
+            for batch, indexes in call.parts:
+                self._fail(batch, indexes, "internal")
 
     def _replied(
         self,
@@ -390,7 +379,7 @@ class Batches:
         """Takes the reply to a call that was sent by EVALSHA or EVAL."""
         error = reply if isinstance(reply, hiredis.ReplyError) else None
         if error and sent_by == "EVALSHA" and self._wants_text(connection, error):
-            self._write(connection, [call], ("EVAL", SCRIPT), asking)
+            self._write(connection, call, ("EVAL", SCRIPT), asking)
             return
         now_us = elapsed_us()
         self._window.landed(call.priority, now_us)

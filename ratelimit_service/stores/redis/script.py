@@ -306,9 +306,7 @@ class ScriptCall:
             self.weight = weight - beside
         return count
 
-    def arguments(
-        self, *, judge: bool = False, prefix: bytes = b""
-    ) -> tuple[bytes | int | str, ...]:
+    def arguments(self, judge: bool = False, prefix: bytes = b"") -> tuple[bytes | int | str, ...]:
         """What follows the script's name in EVAL and EVALSHA: keys, time, and the packed hits.
 
         With `judge` the time `now_us` counts, without it Redis' own. Hits are packed into one
