@@ -40,6 +40,9 @@ _LEASE: Final = 128
 _HIT: Final = struct.Struct(">IdIBB")
 """A hit packed: limit, window in microseconds, addend, algorithm, mode and flags."""
 
+_GRANT: Final = 128
+"""Added to the algorithm's number, in place of a mode."""
+
 _REST_OF_SPEC: Final = struct.Struct(">IBHB")
 """With _MORE the rest of a spec: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
 for a queue, 8 where the algorithm's own parameters follow."""
@@ -193,6 +196,8 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     if single and hit[2:8] == _SINGLE:
         return single, _SETTLED
     flags: int = mode
+    if mode is Mode.GRANT:
+        flags, number = 0, number + _GRANT
     flags |= _COUNT_DENIED * count_denied | _REFUND * refund | _JOINED * joined
     if rest:
         flags |= _MORE
