@@ -24,7 +24,6 @@ from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, PRIORITIES
 from ratelimit_service.stores.corrupt_state import CorruptState
-from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch, Retry
 from ratelimit_service.stores.redis.call_window import NO_PRIORITY, CallWindow
 from ratelimit_service.stores.redis.connection import (
@@ -187,9 +186,8 @@ class Batches:
         if len(self._held) >= _MAX_HELD:
             lost = self._held.popleft()
             if not self._stats.lost_give_backs["overflow"]:
-                log.warning(
-                    "Redis at %s is away: too much waits to be given back", self._server.name
-                )
+                away = self._server.name
+                log.warning("Redis at %s is away: too much waits to be given back", away)
             self._fail(lost, range(lost.sent, len(lost.requests)), "overflow")
         self._held.append(batch)
 
@@ -217,9 +215,8 @@ class Batches:
         """Requests of priorities below this number may be sent now."""
         window = self._window
         below = window.below()
-        return (
-            PRIORITIES if below < PRIORITIES and window.has_room and self._fills_a_call else below
-        )
+        more = below < PRIORITIES and window.has_room and self._fills_a_call
+        return PRIORITIES if more else below
 
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
@@ -310,8 +307,7 @@ class Batches:
             deadline_us = min(deadline_us, now_us + self._server.timeout_us)
         not_after_us = self._server.clock.not_after(deadline_us)
         if self.slot is None:
-            call = self._call_of(_ONLY, calls, now_us)
-            count = call.add(batch, taken, not_after_us)
+            count = self._call_of(_ONLY, calls, now_us).add(batch, taken, not_after_us)
         else:
             count, size = 0, sum([call.weight for call in calls.values()])
             for at in taken:
@@ -321,6 +317,7 @@ class Batches:
                     break
                 size += call.weight
                 count += 1
+                batch.sent = at + 1  # for the case that the next one fails
         if count < len(taken):
             stop = taken[count]
         batch.sent = stop
@@ -450,7 +447,7 @@ class Batches:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         # What lies in one slot and is refused all the same would be refused each time it is sent.
-        in_vain = crosses_slots(error) and _are_in_one_slot(call)
+        in_vain = crosses_slots(error) and call.in_one_slot
         redirect = None if in_vain else self._redirect
         remaining = [
             (batch, indexes)
@@ -502,11 +499,6 @@ class Batches:
                 batch.failed([index], "overloaded")
         if again:
             self._queues[batch.urgency.priority].appendleft(Retry(batch, again))
-
-
-def _are_in_one_slot(call: ScriptCall) -> bool:
-    hits = [hit for batch, indexes in call.parts for at in indexes for hit in batch.requests[at]]
-    return len({slot_of(hit.key) for hit in hits}) <= 1
 
 
 def _ignore(_: Reply) -> None: ...

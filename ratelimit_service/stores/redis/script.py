@@ -21,6 +21,7 @@ from ratelimit_service.model import (
     Outcome,
 )
 from ratelimit_service.stores import PRIORITIES
+from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch
 
 __all__ = ["MAX_CALL_WEIGHT", "SCRIPT", "SHA", "ScriptCall", "weight"]
@@ -327,6 +328,11 @@ class ScriptCall:
         if prefix:
             keys = map(prefix.__add__, keys)
         return len(self._hits), *keys, self.now_us if judge else "", b"".join(self._packed)
+
+    @property
+    def in_one_slot(self) -> bool:
+        """Whether all keys lie in one slot of a cluster."""
+        return len({slot_of(hit.key) for hit in self._hits}) <= 1
 
     def read(self, reply: object) -> bool:
         """Reads a reply; returns whether it can be what the script says to this call."""
