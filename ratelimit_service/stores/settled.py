@@ -93,6 +93,7 @@ DROPPED: Final = Settled([], Verdict.DROPPED)
 BROKEN: Final = Settled([], Verdict.BROKEN)
 
 _WITHIN: Final = Verdict.WITHIN
+_ADMITTED: Final = Verdict.ADMITTED
 _GRANT: Final = Mode.GRANT
 _CLOSED: Final = FailurePolicy.CLOSED
 _ERROR: Final = FailurePolicy.ERROR
@@ -105,10 +106,12 @@ def judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     descriptor; else, if one of them has no outcome, the failure policy does. An `error` of the
     policy comes before all denials.
     """
+    local = False
     for outcome in outcomes:
-        if outcome is None or outcome.over or outcome.local:
+        if outcome is None or outcome.over:
             return _judge(hits, outcomes)
-    return Settled(outcomes, _WITHIN)
+        local = local or outcome.local
+    return Settled(outcomes, _ADMITTED if local else _WITHIN)
 
 
 def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
