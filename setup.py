@@ -34,7 +34,7 @@ COMPILED = """
     wire/request wire/response
     service/faults service/planned service/memo service/planning
     service/answering service/patience service/records
-    service/telling service/batch service/service
+    service/decision_events service/batch service/service
     grpc/h2/costs grpc/h2/limits grpc/h2/frames grpc/h2/fields
     grpc/h2/head grpc/h2/header_template
     grpc/h2/headers grpc/h2/messages grpc/h2/events grpc/h2/streams
