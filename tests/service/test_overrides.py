@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,12 @@ from ratelimit_service.model import (
     SECOND_US,
     Code,
     FailurePolicy,
+    Hit,
     Request,
     read_override,
 )
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from tests.service.asking import Asking, Away, Heard, descriptor
@@ -132,6 +136,54 @@ async def test_grants_are_spent_first_and_go_with_the_window(asking: Asking) -> 
     assert not await passes(asking)
     asking.now_us += 60 * SECOND_US
     assert await passed(asking, 5) == 2
+
+
+class Homes(Away):
+    """A store that notes of each hit whether it lies in the store for limits of a second."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[bytes, bool]] = []
+
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        self.noted += [(hit.key[:10], hit.spec.window_us == SECOND_US) for hit in hits]
+        return super().outcomes(hits)
+
+
+@pytest.mark.parametrize("left_us", [1, SECOND_US, 2 * SECOND_US, 60 * SECOND_US])
+async def test_a_grant_lies_where_its_limit_does(tmp_path: Path, left_us: int) -> None:
+    """A grant has the tag of its limit, and the store: also in the last second of a minute."""
+    rules = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limits:
+      - {unit: minute, requests_per_unit: 2}
+      - {unit: second, requests_per_unit: 2}
+      - {unit: minute, requests_per_unit: 2, algorithm: sliding_window}
+"""
+    asking, homes = Asking(tmp_path, rules), Homes()
+    asking.now_us = T + 60 * SECOND_US - left_us
+    service = asking.served_by(homes, asking.settings)
+    service.overrides.add([override(GRANT, number=3, made_us=asking.now_us)])
+
+    await service.decide([wire.encode_request(Request("edge", (descriptor("user=bob"),)))])
+
+    tag = homes.noted[0][0]
+    assert homes.noted == [
+        (tag, of_second) for of_second in (False, False, True, True, False, False)
+    ]
+
+
+async def test_a_grant_is_kept_as_ever(asking: Asking) -> None:
+    """Other versions that run beside this one find what was spent: under this key, in this form."""
+    store = MemoryStore(10, asking.stats, asking.health, asking.clock)
+    service = asking.served_by(store, asking.settings)
+    service.overrides.add([replace(override(GRANT, number=3), id="5d1f02ab31")])
+
+    await service.decide([wire.encode_request(Request("edge", (descriptor("user=bob"),)))] * 4)
+
+    state = store.state(b"{493fd248}+5d1f02ab31f60:4:edge4:user=3:bob")
+    assert state == struct.pack(">cdI", b"h", T, 3)
 
 
 async def test_what_a_grant_has_given_is_not_charged(asking: Asking) -> None:
