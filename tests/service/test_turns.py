@@ -300,7 +300,7 @@ async def test_slots(asking: Asking) -> None:
 
 async def test_overrides(asking: Asking) -> None:
     """Another number holds for its limit, an exempt one is skipped, a grant pays first."""
-    add = asking.service.steering.add
+    add = asking.service.overrides.add
     add([override(LIMIT, "org=o,team=t,user=a", 2, limit="tier")])
     assert [paid(await asking.ask("org=o,team=t,user=a")) for _ in range(3)] == [
         ["tier"],
