@@ -103,7 +103,7 @@ class Batches:
         """How the script is called."""
         self._numbers = count(int.from_bytes(urandom(6), "big"))
         """The numbers of script calls; they start at random, so that processes differ."""
-        self._window = CallWindow()
+        self._window = CallWindow(server.clock)
         self._by_age = False
         """Whether the last call began with what others had overtaken."""
 
@@ -272,10 +272,11 @@ class Batches:
 
     def _take_overtaken(self, filling: Filling) -> None:
         """Takes what smaller priorities have overtaken for so long that it may soon be too late."""
-        soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
+        timeout_us = self._server.timeout_us
+        soon_us = filling.now_us + timeout_us * _OVERTAKEN // 100
         while True:
             firsts = [
-                (min(queue[0].urgency.deadline_us, queue[0].urgency.due_us), priority)
+                (queue[0].urgency.due_us(timeout_us), priority)
                 for priority, queue in enumerate(self._queues[: filling.below])
                 if queue
             ]
@@ -478,7 +479,7 @@ class Batches:
             outcomes = next(answers)
             if None not in outcomes:
                 batch.answered([index], iter([outcomes]), at_us, False)
-            elif took_us >= batch.urgency.patience_us:
+            elif took_us >= batch.urgency.patience_us(self._server.timeout_us):
                 batch.failed([index], "timeout")
             elif waits and outcomes.count(None) == len(outcomes):
                 again.append(index)

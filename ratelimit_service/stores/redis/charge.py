@@ -204,8 +204,15 @@ class Charge:
             self.less(self.missing)
 
     def left_us(self, read_us: int) -> int:
-        """How long until a server of this charge is late; `read_us` is as in `expire`."""
-        return min([batch.shard.server.left_us(read_us) for batch in self.batches], default=0)
+        """How long until this charge has waited for a server that is late, if it then is.
+
+        `read_us` is as in `expire`.
+        """
+        lefts_us = [
+            max(server.left_us(read_us), self.urgency.due_us(server.timeout_us) - read_us)
+            for server in [batch.shard.server for batch in self.batches]
+        ]
+        return min(lefts_us, default=0)
 
     def expire(self, read_us: int) -> None:
         """Ends the charge: hits without an outcome get none any more.
@@ -466,9 +473,10 @@ class ShardBatch:
         self.dropped(unwanted)
         if late:
             # Either the server was too slow, or this process had too much to do.
-            blamed = self.shard.server.late(read_us, self.urgency.patience_us)
+            server = self.shard.server
+            blamed = server.late(read_us, self.urgency.patience_us(server.timeout_us))
             self.failed(late, "timeout" if blamed else "overloaded")
-            self.shard.server.missed(read_us)
+            server.missed(read_us)
 
     def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
         """The requests that still have no answer."""

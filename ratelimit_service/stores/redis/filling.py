@@ -118,7 +118,7 @@ class Filling:
         call.indexes.append((batch, indexes))
         call.requests.extend(requests)
         deadline_us = batch.urgency.deadline_us
-        if deadline_us > batch.urgency.due_us:
+        if deadline_us > batch.urgency.due_us(self._timeout_us):
             deadline_us = min(deadline_us, self.now_us + self._timeout_us)
         call.sections.append((self._not_after(deadline_us), requests))
 

@@ -85,8 +85,8 @@ _PLAIN: Final = Layout()
 class RedisStore:
     """Counters in Redis servers (6.2 or later), each counter in one of them.
 
-    A hit has no outcome (None) when its server is away, refuses, or is slower than
-    `timeout_us`. A request whose counters lie in several shards counts in all or in none.
+    A hit has no outcome (None) when its server is away, refuses, or is slower than its URL or
+    `timeout_us` says. A request whose counters lie in several shards counts in all or in none.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class RedisStore:
 
         With a `clock` its time counts instead of Redis' own.
         """
-        self._timeout_us = timeout_us
         self._key_prefix = layout.key_prefix.encode()
         self._stats = stats
         self._bugs = Bugs()
@@ -122,6 +121,8 @@ class RedisStore:
             self._find, self._find_all = self._find_by_window, self._find_all_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
             (self._only,) = self._first.shards
+        self._timeout_us = min([shard.server.timeout_us for shard in self.shards])
+        """How long the least patient server may take."""
         self._waiting: list[tuple[int, int, Charge]] = []
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
@@ -237,6 +238,10 @@ class RedisStore:
         """How long a new request of this priority would wait where that is longest."""
         return max([shard.wait_us(priority) for shard in self.shards if shard.available], default=0)
 
+    def way_us(self) -> int:
+        """How long the way to a server and back takes, where that is longest."""
+        return max([shard.server.clock.way_us for shard in self.shards])
+
     async def close(self) -> None:
         """Disconnects for good."""
         await asyncio.gather(*(topology.close() for topology in self.topologies))
@@ -261,13 +266,9 @@ class RedisStore:
             done([])
             return
         now = elapsed_us()
-        due_us, patience_us = now + self._timeout_us, self._timeout_us
-        if deadline_us < due_us:
-            # The caller waits for less than the server may take. Half of that is for the server.
-            patience_us = (deadline_us - now + 1) // 2
         # A charge has a deadline in any case: NEVER is for what is held while a server is away.
         deadline_us = min(deadline_us, now + _LONGEST_US)
-        urgency = Urgency(deadline_us, due_us, patience_us, priority)
+        urgency = Urgency(deadline_us, now, priority)
         charge = Charge(requests, done, wanted, urgency, self._stats, self._given_back)
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
@@ -281,7 +282,7 @@ class RedisStore:
         while waiting and waiting[0][2].finished:
             heapq.heappop(waiting)
         self._number += 1
-        look_us = min(deadline_us, due_us)
+        look_us = urgency.due_us(self._timeout_us)
         heapq.heappush(waiting, (look_us, self._number, charge))
         if self._timer is None or look_us < self._timer_due_us:
             self._wait_until(look_us, now)
@@ -369,7 +370,7 @@ class RedisStore:
                 self._end(charge, read_us)
         if is_late:
             for _, _, charge in list(waiting):
-                if charge.urgency.due_us <= now and charge.left_us(read_us) <= 0:
+                if charge.left_us(read_us) <= 0:
                     self._end(charge, read_us)
         if waiting:
             self._wait_until(waiting[0][0], elapsed_us())
