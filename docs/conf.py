@@ -63,6 +63,7 @@ NAVIGATION = {
         "runbook",
         "kubernetes",
         "redis",
+        "regions",
         "traces",
     ],
     "Inside": [
