@@ -45,11 +45,9 @@ __all__ = ["Server", "ServerObserver"]
 
 log = logging.getLogger(__name__)
 
-_OPEN_SECONDS: Final = 1.0
-"""How long it may take to connect, and then each answer to a greeting."""
-
 _HUNG_SECONDS: Final = 1.0
-"""A connection is given up if calls are pending and the server is silent for so long."""
+"""It may take so long to connect, and for each answer to a greeting. Later a connection is given up
+if calls are pending and the server is silent for so long."""
 
 _STALLED_SECONDS: Final = 5.0
 """It is given up as well if no reply is whole for so long, though bytes of one trickle in."""
@@ -259,7 +257,7 @@ class Server:
         while True:
             lasted, began = 0.0, self._loop.time()
             try:
-                async with asyncio.timeout(_OPEN_SECONDS) as patience:
+                async with asyncio.timeout(_HUNG_SECONDS) as patience:
                     address = await find(self._address)
                     greet = partial(self._greet, address, patience)
                     connection = await open_connection(
@@ -321,7 +319,7 @@ class Server:
 
     def _wait_longer(self, patience: asyncio.Timeout) -> None:
         """Gives the next answer as much time as all before it: a far server needs it for each."""
-        patience.reschedule(self._loop.time() + _OPEN_SECONDS)
+        patience.reschedule(self._loop.time() + _HUNG_SECONDS)
 
     def does_without(
         self, connection: RedisConnection, command: str, reply: Reply, instead: str
