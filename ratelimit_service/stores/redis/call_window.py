@@ -10,7 +10,7 @@ from typing import Final
 from ratelimit_service.stores import PRIORITIES
 from ratelimit_service.stores.redis.server_clock import ServerClock
 
-__all__ = ["CallWindow", "SentCalls"]
+__all__ = ["NO_PRIORITY", "CallWindow"]
 
 _IN_FLIGHT: Final = 2
 """Script calls that a near server has at a time; meanwhile the next one fills up. Those of larger
@@ -34,15 +34,8 @@ _FORGOTTEN_US: Final = 5_000
 would have too little time left is not sent, so nothing else would show that they need less again.
 """
 
-
-class SentCalls:
-    """Script calls sent together: how many have no reply yet, and their smallest priority."""
-
-    __slots__ = ("missing", "priority")
-
-    def __init__(self, missing: int, priority: int) -> None:
-        self.missing = missing
-        self.priority = priority
+NO_PRIORITY: Final = -1
+"""Of a call that is not the last one of its write."""
 
 
 class CallWindow:
@@ -91,17 +84,18 @@ class CallWindow:
         """How many calls may be on the way there or back, beside those that the server has."""
         return self._clock.way_us // _CALL_US
 
-    def sent(self, now_us: int) -> None:
-        """Notes that calls were sent."""
+    def sent(self, priority: int, now_us: int) -> None:
+        """Notes that calls are sent; `priority` is the smallest in them."""
+        self.by_priority[priority] += 1
         self._sent_us = now_us
 
-    def landed(self, sent: SentCalls, count: int, now_us: int) -> None:
-        """Notes that so many of the calls sent together have a reply, or will have none."""
-        sent.missing -= count
-        if not sent.missing:
-            self.by_priority[sent.priority] = max(0, self.by_priority[sent.priority] - 1)
-            if self.empty:
-                self._idle_us = now_us
+    def landed(self, priority: int, now_us: int) -> None:
+        """Notes that the last call of a write has its reply, or will have none."""
+        if priority == NO_PRIORITY:
+            return
+        self.by_priority[priority] = max(0, self.by_priority[priority] - 1)
+        if self.empty:
+            self._idle_us = now_us
 
     def forget_lost(self, now_us: int) -> None:
         """Takes calls that should long have a reply for lost: after a fault nobody else would."""
@@ -110,7 +104,7 @@ class CallWindow:
 
     def forget_times(self, now_us: int) -> None:
         """Forgets how long calls took when nothing was under way for a while."""
-        if self.empty:
+        if now_us >= self._idle_us + _FORGOTTEN_US and self.empty:
             times = (now_us - self._idle_us) // _FORGOTTEN_US
             self._took_us >>= min(times, 62)
             self._idle_us += times * _FORGOTTEN_US

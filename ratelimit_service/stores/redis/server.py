@@ -19,6 +19,7 @@ from ratelimit_service.eventloop.backoff import Backoff
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.batch import Urgency
 from ratelimit_service.stores.redis.breaker import Breaker
 from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import (
@@ -179,9 +180,13 @@ class Server:
         if self.connection is not None:
             self.connection.held_up(us)
 
-    def left_us(self, read_us: int) -> int:
-        """How long until the server is late, if it does not answer; below 1 if it is."""
-        return self.timeout_us - self._waited_us(read_us)
+    def left_us(self, read_us: int, urgency: Urgency) -> int:
+        """How long until the server is late for who waits, if it does not answer; below 1 if it is.
+
+        Nobody else's waiting counts against the time that the server has for this one.
+        """
+        due_us = urgency.due_us(self.timeout_us)
+        return max(self.timeout_us - self._waited_us(read_us), due_us - read_us)
 
     def _waited_us(self, read_us: int) -> int:
         since_us = self.connection.waiting_since_us if self.connection else None
@@ -231,9 +236,9 @@ class Server:
 
         The call was made at `sent_us`, and the answer is looked at now, both by `elapsed_us`.
         """
-        self.breaker.answered(connection.answered_left_us)
         self.clock.learn(at_us, sent_us, now_us)
-        if self._fault_at is not None:
+        if self._fault_at is not None:  # else it was not late either
+            self.breaker.answered(connection.answered_left_us)
             self._calm_down()
 
     def _calm_down(self) -> None:
