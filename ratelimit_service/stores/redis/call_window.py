@@ -41,13 +41,24 @@ NO_PRIORITY: Final = -1
 class CallWindow:
     """The calls to one server that are under way."""
 
-    __slots__ = ("_clock", "_idle_us", "_limit", "_sent_us", "_took_us", "by_priority", "full")
+    __slots__ = (
+        "_clock",
+        "_idle_us",
+        "_limit",
+        "_sent_us",
+        "_took_us",
+        "by_priority",
+        "full",
+        "under_way",
+    )
 
     def __init__(self, clock: ServerClock) -> None:
         """`clock` knows how far away the server is."""
         self._clock = clock
         self.by_priority = [0] * PRIORITIES
         """How many writes of calls have no reply yet, by the smallest priority in them."""
+        self.under_way = 0
+        """How many that are."""
         self._limit = _IN_FLIGHT
         """So many full calls may be with the server. While they wait for this process to look, and
         not for the server, one is added at each reply."""
@@ -62,11 +73,6 @@ class CallWindow:
         and this moves on by as much, so that no time counts twice."""
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing is under way."""
-        return not any(self.by_priority)
-
-    @property
     def reply_us(self) -> int:
         """How long the next call takes: as the last ones, and no less than the way alone.
 
@@ -77,7 +83,7 @@ class CallWindow:
     @property
     def has_room(self) -> bool:
         """Whether one more call may be under way if it is a full one."""
-        return sum(self.by_priority) < self._limit + self._on_the_way
+        return self.under_way < self._limit + self._on_the_way
 
     @property
     def _on_the_way(self) -> int:
@@ -87,25 +93,28 @@ class CallWindow:
     def sent(self, priority: int, now_us: int) -> None:
         """Notes that calls are sent; `priority` is the smallest in them."""
         self.by_priority[priority] += 1
+        self.under_way += 1
         self._sent_us = now_us
 
     def landed(self, priority: int, now_us: int) -> None:
         """Notes that the last call of a write has its reply, or will have none."""
-        if priority == NO_PRIORITY:
+        if priority == NO_PRIORITY or not self.by_priority[priority]:
             return
-        self.by_priority[priority] = max(0, self.by_priority[priority] - 1)
-        if self.empty:
+        self.by_priority[priority] -= 1
+        self.under_way -= 1
+        if not self.under_way:
             self._idle_us = now_us
 
     def forget_lost(self, now_us: int) -> None:
         """Takes calls that should long have a reply for lost: after a fault nobody else would."""
-        if not self.empty and now_us - self._sent_us > _LOST_US:
+        if self.under_way and now_us - self._sent_us > _LOST_US:
             self.by_priority = [0] * PRIORITIES
+            self.under_way = 0
 
     def forget_times(self, now_us: int) -> None:
         """Forgets how long calls took when nothing was under way for a while."""
-        if now_us >= self._idle_us + _FORGOTTEN_US and self.empty:
-            times = (now_us - self._idle_us) // _FORGOTTEN_US
+        times = (now_us - self._idle_us) // _FORGOTTEN_US
+        if times and not self.under_way:
             self._took_us >>= min(times, 62)
             self._idle_us += times * _FORGOTTEN_US
 
@@ -134,7 +143,7 @@ class CallWindow:
     def below(self) -> int:
         """Requests of priorities below this number may be sent now, if they fill no call."""
         limit = _IN_FLIGHT + self._on_the_way
-        if sum(self.by_priority) < limit:
+        if self.under_way < limit:
             return PRIORITIES
         below, count = 0, self.by_priority[0]
         while count < limit:
