@@ -64,6 +64,7 @@ NAVIGATION = {
         "runbook",
         "kubernetes",
         "redis",
+        "regions",
         "traces",
     ],
     "Inside": [
