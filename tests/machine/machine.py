@@ -314,7 +314,7 @@ class Machine(RuleBasedStateMachine):
         at = self.now if kind == "grant" else 0
         one = Override(kind, entries, number, self.overridden, at)
         self.model.overrides.append(one)
-        self.world.steer(one)
+        self.world.override(one)
 
     @rule(which=st.integers(0, 9), then=walk.requested)
     def remove_override(self, which: int, then: Requested) -> None:
@@ -323,7 +323,7 @@ class Machine(RuleBasedStateMachine):
         self.idle = not overrides
         if self.idle:
             return
-        self.world.steer(overrides.pop(which % len(overrides)), away=True)
+        self.world.override(overrides.pop(which % len(overrides)), away=True)
         self.ask_then(then)
 
     @rule(which=st.integers(0, 9), process=st.integers(0, 1), then=walk.requested)

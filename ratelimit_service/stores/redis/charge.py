@@ -112,7 +112,7 @@ class Charge(Batch):
             for index, hits in zip(left, requests, strict=True):
                 found = without(hits, reason, shard, at_us)
                 settled[index] = judge(hits, found)
-                if not settled[index].verdict.passes:
+                if any(found) and not settled[index].verdict.passes:
                     give_back_here(shard, hits, found, at_us)
         self._less(len(left))
 
