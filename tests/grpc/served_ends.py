@@ -45,9 +45,9 @@ class Ends:
         self.overload = Overload(self.stats, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
         self.scheduler, self.memory = Scheduler(), Memory()
-        self.connect()
+        self.begin()
 
-    def connect(self) -> None:
+    def begin(self) -> None:
         """Begins a connection; one that there was is left as it is."""
         self.wire = Wire()
         self.served = client.Client(
@@ -101,4 +101,4 @@ class Beside(Ends):
         self.service, self.tally = first.service, first.tally
         self.overload, self.calls = first.overload, first.calls
         self.scheduler, self.memory = first.scheduler, first.memory
-        self.connect()
+        self.begin()

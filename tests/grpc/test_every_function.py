@@ -188,7 +188,7 @@ class Client:
 
     async def connect(self) -> None:
         """Goes on with a connection of its own, beside what there was."""
-        self.ends.connect()
+        self.ends.begin()
         odd, self.odd = self.odd, False
         await self.settle()
         self.odd = odd
