@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ratelimit_service import compiled
+from tests.nearby import reachable
 from tests.servers.cluster import RedisCluster, SharedCluster
 from tests.servers.process import for_several_tests, none_outlives
 from tests.servers.redis import RedisServer, SharedRedis
@@ -33,8 +34,8 @@ _TOOLS = _TOP / ".tools"
 
 _OPENS = re.compile(
     r"(subprocess|multiprocessing|grpc|http\.server|tests\.servers"
-    r"|ratelimit_service\.(http|grpc\.(grpcio|server)|net\.listening|rules\.(child|watch)"
-    r"|decision_log\.process|runtime\.worker_process|stores\.redis\.store))(\.|$)"
+    r"|ratelimit_service\.(grpc\.(grpcio|server)|net\.listening|rules\.(child|watch)"
+    r"|decision_log\.process|runtime\.(admin_port|worker_process)|stores\.redis\.store))(\.|$)"
 )
 """Where ports and processes come from. What names it is no unit test."""
 _OPENING = {"reload", "start_server", "open_connection"}
@@ -100,7 +101,7 @@ def _part(*functions: object) -> str:
             part = INTEGRATION
         with_socket |= home in ("socket", "_socket")
         own = isinstance(used, type | FunctionType) and home.startswith("tests.")
-        if not own or used in seen:
+        if not own or used in seen or home == reachable.__module__:
             continue
         seen.add(used)
         if isinstance(used, FunctionType):
@@ -182,7 +183,7 @@ def _as_it_was() -> Iterator[None]:
     No test lowers the priority of this process: all that follow would be starved on a busy machine.
     """
     priority = os.getpriority(os.PRIO_PROCESS, 0)
-    with none_outlives():
+    with none_outlives(), reachable():
         yield
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 

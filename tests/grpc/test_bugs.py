@@ -20,7 +20,6 @@ from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
 from ratelimit_service.http import HttpPort, Shown
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
-from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Health
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import CallbackBatch, Refusal
@@ -28,7 +27,8 @@ from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, alwa
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.served_ends import Ends
 from tests.grpc.transports import TRANSPORTS
-from tests.servers.service import http
+from tests.http_client import http
+from tests.nearby import Listener
 from tests.service.asking import Asking, Away, descriptor
 
 RULES = """
@@ -309,9 +309,9 @@ async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
         asking.stats,
         Shown(lambda: asking.rules.snapshot, metrics.render, dict),
     )
-    sockets = listening.listen("127.0.0.1:0", "HTTP")
-    await admin.start(sockets)
-    url = f"http://127.0.0.1:{listening.port_of(sockets)}/json"
+    listener = Listener()
+    await admin.start([listener])
+    url = f"http://127.0.0.1:{listener.port}/json"
     body = {"domain": "edge", "descriptors": [{"entries": [{"key": "a", "value": "x"}]}]}
 
     broken.seam = seam

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import web
 
 from ratelimit_service import wire
 from ratelimit_service.http import connections
@@ -49,7 +49,7 @@ class Caller:
 
     @classmethod
     async def of(cls, site: Site) -> Caller:
-        caller = cls(*await asyncio.open_connection("127.0.0.1", site.port))
+        caller = cls(*await site.listener.connected())
         CALLERS.append(caller)
         return caller
 
@@ -128,11 +128,12 @@ async def test_only_programs_ask(site: Site, lines: list[str], status: int) -> N
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_who_looks_at_json_is_told_to_post(site: Site, method: str) -> None:
     """A decision is asked for by POST, and a browser that opens the path is told so."""
-    async with ClientSession() as session:
-        url = f"http://127.0.0.1:{site.port}/json"
-        async with session.request(method, url) as answer:
-            assert (answer.status, answer.headers["Allow"]) == (405, "POST")
-            assert "POST" in await answer.text() or method == "HEAD"
+    caller = await Caller.of(site)
+    await caller.send(f"{method} /json HTTP/1.1", "Host: localhost", "Connection: close", "")
+    head, _, text = (await caller.reader.read()).partition(b"\r\n\r\n")
+
+    assert (head.split()[1], b"Allow: POST" in head.splitlines()) == (b"405", True)
+    assert b"POST" in text or method == "HEAD"
 
 
 @pytest.mark.parametrize(
@@ -413,9 +414,9 @@ async def test_crowded_at_any_moment(
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
     head = "\r\n".join((*BEGUN, "", "")).encode()
     for rounds in range(5):
-        with socket.create_connection(("127.0.0.1", site.port)) as first:
+        with site.listener.connection() as first:
             await until_open(site, 1)
-            with socket.create_connection(("127.0.0.1", site.port)):
+            with site.listener.connection():
                 for _ in range(rounds):
                     await asyncio.sleep(0)
                 first.sendall(head)

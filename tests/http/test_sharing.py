@@ -32,7 +32,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def connected(site: Site, number: int) -> list[Ends]:
-    return [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(number)]
+    return [await site.listener.connected() for _ in range(number)]
 
 
 async def test_many_late_connections(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +121,7 @@ class Secured:
         await self.site.start(tls)
 
     async def connected(self) -> Ends:
-        return await asyncio.open_connection(
-            "127.0.0.1", self.site.port, ssl=self.client, server_hostname="localhost"
-        )
+        return await self.site.listener.connected(tls=self.client)
 
 
 @pytest.fixture
