@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import inspect
 import itertools
 import os
@@ -77,6 +78,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
     if config.getoption("--unit"):
         config.hook.pytest_deselected(items=[item for item in items if parts[item] != UNIT])
         items[:] = [item for item in items if parts[item] == UNIT]
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now is no garbage: no collection within a test looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _fixtures(item: pytest.Function) -> Iterator[object]:
