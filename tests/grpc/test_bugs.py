@@ -170,7 +170,7 @@ async def test_unknown_wait(
     ends = Ends(asking)
     ends.settle()
     broken.seam = "wait"
-    pending: Any = ends.calls._pending.since_us[0]
+    pending: Any = ends.pending[0]
     pending[ends] = elapsed_us()  # as if others were under way
 
     with caplog.at_level(logging.ERROR):
