@@ -102,12 +102,14 @@ class Listener(_End):
 def reachable() -> Iterator[None]:
     """Within, `socket.create_connection` finds who listens here before it looks elsewhere."""
 
-    def found(address: tuple[str, int], timeout: Any = None, *more: Any) -> socket.socket:
+    def found(address: tuple[str, int], *more: Any, **named: Any) -> socket.socket:
         listener = _listeners.get(address[1])
         if listener is None:
-            return _connect(address, timeout, *more)
+            return _connect(address, *more, **named)
         connection = listener.connection()
-        connection.settimeout(timeout)
+        for timeout in (*more[:1], named.get("timeout")):
+            if isinstance(timeout, int | float):  # else it is as sockets have it
+                connection.settimeout(timeout)
         return connection
 
     with pytest.MonkeyPatch.context() as patch:

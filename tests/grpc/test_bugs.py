@@ -17,8 +17,6 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc import calls
 from ratelimit_service.grpc.h2 import runs
 from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
-from ratelimit_service.http import HttpPort, Shown
-from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.observability.health import Health
 from ratelimit_service.rules.tree import Snapshot
@@ -27,6 +25,7 @@ from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, alwa
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.served_ends import Ends
 from tests.grpc.transports import TRANSPORTS
+from tests.http.serving import http_port
 from tests.http_client import http
 from tests.nearby import Listener
 from tests.service.asking import Asking, Away, descriptor
@@ -299,16 +298,7 @@ async def test_same_connection_goes_on(
 @pytest.mark.parametrize("seam", REFUSED)
 async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
     """Over /json the request ends with 500 and a sentence, and the next one is decided."""
-    metrics = Metrics(
-        Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 0)
-    )
-    admin = HttpPort(
-        asking.settings,
-        asking.service.decide,
-        asking.health,
-        asking.stats,
-        Shown(lambda: asking.rules.snapshot, metrics.render, dict),
-    )
+    admin = http_port(asking)
     listener = Listener()
     await admin.start([listener])
     url = f"http://127.0.0.1:{listener.port}/json"

@@ -21,8 +21,8 @@ from ratelimit_service.observability.health import Health
 from tests.grpc.ends import TURN_SECONDS, Calls, Ends, Wire, take_turn, take_turns
 from tests.grpc.h2_client import Client
 from tests.grpc.transports import TRANSPORTS
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
+from tests.waiting import PATIENCE_SECONDS
 
 
 def many(client: Client, count: int, size: int = 100) -> bytes:

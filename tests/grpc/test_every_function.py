@@ -39,10 +39,10 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.grpc.ends import come
 from tests.grpc.h2_client import HEADERS
 from tests.grpc.served_ends import Ends, rounds
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Timed, descriptor
 from tests.stores.redis_store import started
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(compiled(), reason="its functions cannot be made to fail then")
 

@@ -21,6 +21,7 @@ from ratelimit_service.http.origin import is_ours
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
 from tests.http.test_http import REQUEST, Site
+from tests.waiting import until
 
 BODY = json.dumps(REQUEST).encode()
 TYPED = "Content-Type: application/json"
@@ -92,9 +93,7 @@ class Caller:
 
 
 async def until_open(site: Site, number: int) -> None:
-    async with asyncio.timeout(30):
-        while len(site.admin.connections) != number:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(site.admin.connections) == number)
 
 
 def hits(site: Site) -> int:
@@ -340,9 +339,7 @@ async def test_connections_are_bounded(site: Site, monkeypatch: pytest.MonkeyPat
     waiting = []
     for _ in range(10):
         waiting.append(await Caller.of(site))
-        async with asyncio.timeout(30):
-            while sum(site.asking.stats.http_closed.values()) < len(waiting) - 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: sum(site.asking.stats.http_closed.values()) >= len(waiting) - 2)
 
     for gone in waiting[:-2]:
         assert await gone.ended()

@@ -19,7 +19,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import ShardState
 from tests.http.conftest import AdminSite, StartSite
 from tests.servers.chromium import Chromium
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 EVIL = "<img src=x onerror=alert(1)>"
 TYPED = EVIL.replace("=", "\\=")

@@ -19,9 +19,9 @@ from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire import encode_request
 from tests.http.conftest import AdminSite, StartSite
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Heard, descriptor
 from tests.service.overriding import BAN, override
+from tests.waiting import PATIENCE_SECONDS
 
 Event = tuple[str, Any]
 Messages = dict[float, Mapping[str, Any]]

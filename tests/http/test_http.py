@@ -15,13 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.grpc.tls import TLS
-from ratelimit_service.http import HttpPort, Shown
-from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import SECOND_US, CountDenied, FailurePolicy
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
+from tests.http.serving import http_port
 from tests.http_client import HTTPAnswer, http
 from tests.nearby import Listener
 from tests.service.asking import Asking, Away
@@ -40,16 +39,7 @@ class Site:
 
     def __init__(self, directory: Path, settings: Settings, store: Store | None) -> None:
         self.asking = asking = Asking(directory, RULES, settings=settings, store=store)
-        metrics = Metrics(
-            Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 7)
-        )
-        self.admin = HttpPort(
-            settings,
-            asking.service.decide,
-            asking.health,
-            asking.stats,
-            Shown(lambda: asking.rules.snapshot, metrics.render, lambda: {"pid": 7}),
-        )
+        self.admin = http_port(asking)
 
     async def start(self, tls: TLS | None = None) -> None:
         self.listener = Listener()

@@ -29,7 +29,6 @@ from tests.runtime.callers import Caller, ask
 from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import metric, pids, processes, restarts, runs
 from tests.servers.process import (
-    PATIENCE_SECONDS,
     Process,
     descendants,
     free_port,
@@ -38,6 +37,7 @@ from tests.servers.process import (
 )
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
+from tests.waiting import PATIENCE_SECONDS
 
 
 def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over, refund
 from tests.stores.conftest import Time
-from tests.stores.redis_store import GENEROUS_US, eventually, started
+from tests.stores.redis_store import GENEROUS_US, started
+from tests.waiting import until
 
 
 class Counting:
@@ -303,7 +304,7 @@ async def test_denied_by_a_charge_that_is_given_back_late(own_redis: RedisServer
         asked.expire(elapsed_us())  # its time is over before its reply is read
         assert told == [[[None]]]
         ((denied,),) = await charged(cache, [[one]])
-        await eventually(lambda: shard.idle)
+        await until(lambda: shard.idle)
 
     assert denied is not None
     assert denied.over
