@@ -18,6 +18,7 @@ from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
+from tests.service.asking import Away
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over, refund
 from tests.stores.conftest import Time
@@ -25,7 +26,7 @@ from tests.stores.redis_store import GENEROUS_US, started
 from tests.waiting import until
 
 
-class Counting:
+class Counting(Away):
     """The memory store, with how many requests have reached it."""
 
     waits = True
@@ -45,13 +46,6 @@ class Counting:
 
     def let_go(self) -> None:
         self.held = None
-
-    def wait_us(self, priority: int) -> int:
-        return 0
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     def charge(
         self,
