@@ -237,7 +237,8 @@ class Machine(RuleBasedStateMachine):
         expected = self.expected(number, descriptors, hits, one)
         self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
         self.note(one)
-        names = {key: name for name, key in self.keys.items()}
+        # Others may count on the same key under another name, each alone.
+        names = {hit.key: name for name, hit in zip(self.model.last, one.hits, strict=False)}
         for hit, outcome in one.given_back:
             given = self.model.give_back(self.now, names[hit.key], hit.addend, hit.lease.hex())
             assert outcome is not None

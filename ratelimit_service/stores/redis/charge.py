@@ -156,6 +156,7 @@ class Charge(Batch):
         for divided in self._divided:
             divided.expire(read_us)
         expire_batch(self, self._shard, read_us)
+        self.abandon()  # after a fault of ours only: by now all is settled
 
     def abandon(self) -> None:
         """Ends the charge in any state: none of its hits gets an outcome."""
