@@ -113,8 +113,8 @@ class ServiceCalls:
     @property
     def wants_origins(self) -> bool:
         """Whether somebody asks just now who makes calls."""
-        telling = self._service.telling
-        return bool(telling.listeners) or (telling.tracer is not None and telling.wants_origins)
+        events = self._service.events
+        return bool(events.listeners) or (events.tracer is not None and events.wants_origins)
 
     def _late(self, client: Client, visit: Visit, events: list[Event]) -> _Late | None:
         """What is known of calls that may be late; None if none can be."""
@@ -134,7 +134,10 @@ class ServiceCalls:
             return calls
         visit, total = late.visit, late.total
         waited_us = visit.oldest_us, visit.newest_us
-        counted = in_time(total, *waited_us, visit.each_us, patience_us, late.store_us)
+        # Where the store is too far for a caller, failure policies answer at once: that waits for
+        # nothing, and is no overload.
+        store_us = 0 if too_slow(self._service.way_us(), patience_us) else late.store_us
+        counted = in_time(total, *waited_us, visit.each_us, patience_us, store_us)
         away = refused(len(calls.stream_ids), late.before, total, counted)
         if not away:
             return calls
@@ -244,7 +247,7 @@ class ServiceCalls:
             return
         listed = list(zip(calls.messages, calls.origins, strict=True))[: _MOST_TOLD - self._told]
         self._told += len(listed)
-        self._service.telling.turned_away(listed, len(calls.stream_ids) - len(listed))
+        self._service.events.turned_away(listed, len(calls.stream_ids) - len(listed))
 
     def _decide_large(
         self, client: Client, calls: Calls, deadline_us: int, arrived_us: int

@@ -9,6 +9,7 @@ which overrides a descriptor meets.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of
@@ -18,12 +19,14 @@ from ratelimit_service.limiter.compiler import shared_spec
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.overrides import Ruling, ruling_of
 from ratelimit_service.limiter.plan import settle_without_hits
+from ratelimit_service.limiter.turns import in_turn
 from ratelimit_service.model import (
     NEVER_US,
     SECOND_US,
     WHOLE_PPM,
     Anchor,
     Calendar,
+    CounterSpec,
     Hit,
     Limit,
     Mode,
@@ -82,7 +85,11 @@ def apply_overrides(
             if known is None
             else _as_before(planned, known)
         )
-        whole = len(one.plan.hits) == len(planned.hits) > 0 and not any(one.grants)
+        whole = (
+            len(one.plan.hits) == len(planned.hits) > 0
+            and not any(one.grants)
+            and not planned.rule.in_turn
+        )
         if known is None and whole and not planned.refund:
             known_changes[key] = one  # in a request of hundreds of descriptors many are alike
         overridden.append(one)
@@ -98,7 +105,7 @@ def apply_overrides(
         each
         for planned, all_grants, _ in overridden
         for hit, grants in zip(planned.hits, all_grants, strict=True)
-        for each in (*[grant._replace(joined=hit.joined) for grant in grants], hit)
+        for each in (*grants, hit)
     ]
     return OverriddenPlans(
         applied,
@@ -155,8 +162,14 @@ def _overridden(
     hits: list[Hit] = []
     grants: list[Sequence[Hit]] = []
     applied: list[Override] = []
+    spent: list[Override] = []
     for compiled, hit, unfiltered in zip(rule.limits, planned.hits, rulings, strict=False):
-        ruling = _in_force(unfiltered, compiled.limit, now_us)
+        given = [
+            (override, end_us)
+            for override in unfiltered.grants
+            if override not in spent and now_us < (end_us := grant_end(compiled.limit, override))
+        ]
+        ruling = unfiltered._replace(grants=tuple([override for override, _ in given]))
         applied += [override for override in ruling.applied if override not in applied]
         if ruling.exempt is not None:
             if planned.refund:  # what was never counted is not given back, but leases are
@@ -164,18 +177,24 @@ def _overridden(
                 hits.append(hit if hit.spec.algorithm.leases else hit._replace(addend=0))
                 grants.append(())
             continue
-        given = [(override, grant_end(compiled.limit, override)) for override in ruling.grants]
+        if rule.in_turn:  # one grant is not given once for each of these limits
+            spent += ruling.grants
         until_us = min([until_us, *[end_us for _, end_us in given]])
         leased = compiled.spec.algorithm.leases
         more = sum([override.number for override, _ in given]) if leased else 0
         changed = _changed(compiled, ruling, more, settings)
         limits.append(changed)
-        hits.append(hit._replace(spec=changed.spec, joined=hit.joined and bool(hits)))
+        own = hit._replace(spec=changed.spec, joined=hit.joined and bool(hits))
+        hits.append(own)
         grants.append(
             ()
             if leased or planned.refund
-            else [_grant_hit(hit, override, end_us) for override, end_us in given]
+            else [_grant_hit(own, override, end_us) for override, end_us in given]
         )
+    if rule.in_turn and not planned.refund:
+        limits, hits = _with_grants(limits, hits, grants)
+        hits = [*in_turn(hits, rule.hit_mode, planned.addend)]
+        grants = [()] * len(hits)
     if not rule.limits and whole.exempt is not None:
         applied.append(whole.exempt)
     kind = rule.kind
@@ -185,6 +204,24 @@ def _overridden(
     return _OverriddenPlan(
         Plan(changed_rule, planned.addend, tuple(hits), planned.node), grants, until_us
     )
+
+
+def _with_grants(
+    limits: Sequence[CompiledLimit], hits: Sequence[Hit], grants: Sequence[Sequence[Hit]]
+) -> tuple[list[CompiledLimit], list[Hit]]:
+    """Limits that pay in turn, and their hits. A grant is asked before the limit that it is of."""
+    all_limits: list[CompiledLimit] = []
+    all_hits: list[Hit] = []
+    for compiled, hit, granted in zip(limits, hits, grants, strict=True):
+        for each in granted:
+            all_hits.append(each)
+            spec = each.spec
+            all_limits.append(
+                compiled._replace(spec=spec, soft=0, near_limit=spec.limit, near_remaining=0)
+            )
+        all_limits.append(compiled)
+        all_hits.append(hit)
+    return all_limits, all_hits
 
 
 def _rule(
@@ -205,6 +242,7 @@ def _rule(
         rule.groups,
         rule.stray,
         applied,
+        in_turn=rule.in_turn and bool(limits),
     )
 
 
@@ -244,12 +282,6 @@ def _changed(
     )
 
 
-def _in_force(ruling: Ruling, limit: Limit, now_us: int) -> Ruling:
-    """The ruling without the grants that have ended for this limit."""
-    grants = tuple(each for each in ruling.grants if now_us < grant_end(limit, each))
-    return ruling._replace(grants=grants)
-
-
 def grant_end(limit: Limit, grant: Override) -> int:
     """When a grant's hits are gone for this limit: with the window in which it was made.
 
@@ -273,9 +305,13 @@ def _grant_hit(hit: Hit, grant: Override, end_us: int) -> Hit:
     seconds = -(-(end_us - grant.made_us) // SECOND_US)
     if hit.spec.window_us != SECOND_US:  # those of a second may have a store of their own
         seconds = max(2, seconds)
-    limit = Limit(grant.number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT)
-    key, spec = grant_key(hit.key, grant.id), shared_spec(limit)
-    return Hit(key, spec, hit.addend, Mode.GRANT, policy=hit.policy)
+    key, spec = grant_key(hit.key, grant.id), _grant_spec(grant.number, seconds)
+    return Hit(key, spec, hit.addend, Mode.GRANT, joined=hit.joined, policy=hit.policy)
+
+
+@lru_cache(maxsize=4096)
+def _grant_spec(number: int, seconds: int) -> CounterSpec:
+    return shared_spec(Limit(number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT))
 
 
 def _beside_ban(overridden: _OverriddenPlan) -> _OverriddenPlan:
@@ -303,4 +339,5 @@ def _without_quota(overridden: _OverriddenPlan) -> _OverriddenPlan:
     if planned.rule.mode is not Mode.QUOTA:
         return overridden
     hits = tuple(hit._replace(mode=Mode.SHADOW, joined=False) for hit in planned.hits)
-    return _OverriddenPlan(planned._replace(hits=hits), grants, until_us)
+    alone = [[grant._replace(joined=False) for grant in each] for each in grants]
+    return _OverriddenPlan(planned._replace(hits=hits), alone, until_us)

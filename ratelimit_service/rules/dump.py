@@ -67,6 +67,8 @@ def _of_rule(rule: Rule) -> Iterator[str]:
     if rule.answer:
         style = {name: value for name, value in rule.answer._asdict().items() if value}
         yield f"answer: {json.dumps(style, ensure_ascii=False)}"
+    if rule.in_turn:
+        yield "charge: first"
     if rule.enqueue:
         yield "on_limit: enqueue"
 
@@ -101,6 +103,8 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield f"pool: {limit.pool}"
     if limit.reserved:
         yield f"reserve: {limit.reserved}"
+    if limit.count_by:
+        yield f"count_by: {' '.join(limit.count_by)}"
     if limit.schedule is not None:
         yield f"when: {schedule_text(limit.schedule)}"
     if limit.count_denied:

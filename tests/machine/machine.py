@@ -297,11 +297,18 @@ class Machine(RuleBasedStateMachine):
         requests: list[tuple[list[walk.Wish], int]],
         process: int,
     ) -> None:
-        """An operator grants hits to one who then asks, or to all whose last value begins so."""
+        """An operator grants hits to one who then asks, or to all whose last value begins so.
+
+        Where limits pay in turn a grant is one of them, which `tests/service/test_turns.py` holds.
+        """
         self.idle = not self.grants or self.settings.shadow_mode or self.settings.quota_mode
         if self.idle:
             return
         asked = self.asked(wish._replace(addend=None, limit=None))
+        in_turn = [node["key"] for node in self.written if node.get("charge") == "first"]
+        self.idle = asked.entries[0][0] in in_turn
+        if self.idle:
+            return
         self.put_in_force(asked, "grant", number, wide=wide)
         for wishes, hits in requests:
             self.decide([([asked, *map(self.asked, wishes)], hits)], process)
@@ -314,7 +321,7 @@ class Machine(RuleBasedStateMachine):
         at = self.now if kind == "grant" else 0
         one = Override(kind, entries, number, self.overridden, at)
         self.model.overrides.append(one)
-        self.world.steer(one)
+        self.world.override(one)
 
     @rule(which=st.integers(0, 9), then=walk.requested)
     def remove_override(self, which: int, then: Requested) -> None:
@@ -323,7 +330,7 @@ class Machine(RuleBasedStateMachine):
         self.idle = not overrides
         if self.idle:
             return
-        self.world.steer(overrides.pop(which % len(overrides)), away=True)
+        self.world.override(overrides.pop(which % len(overrides)), away=True)
         self.ask_then(then)
 
     @rule(which=st.integers(0, 9), process=st.integers(0, 1), then=walk.requested)

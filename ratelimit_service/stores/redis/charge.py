@@ -100,17 +100,20 @@ class Charge(Batch):
             return
         requests = [self.requests[index] for index in left]
         at_us = shard.server.clock.now_us()
-        if [hit for hits in requests for hit in hits if hit[8] is not _LOCAL]:
+        count = sum(map(len, requests))
+        local = [hit for hits in requests for hit in hits if hit[8] is _LOCAL]
+        if len(local) in (0, count):
+            # As each counts as a whole or not at all, there is nothing to give back in between.
+            shard.stats.store_errors[reason] += count
+            counted = shard.charge_each_here(requests, at_us) if local else [()] * len(left)
+            for index, hits, outcomes in zip(left, requests, counted, strict=True):
+                settled[index] = judge(hits, [*outcomes] or [None] * len(hits))
+        else:
             for index, hits in zip(left, requests, strict=True):
                 found = without(hits, reason, shard, at_us)
                 settled[index] = judge(hits, found)
-                if not settled[index].verdict.passes:
+                if any(found) and not settled[index].verdict.passes:
                     give_back_here(shard, hits, found, at_us)
-        else:  # as each counts as a whole or not at all, there is nothing to give back in between
-            shard.stats.store_errors[reason] += sum(map(len, requests))
-            counted = shard.charge_each_here(requests, at_us)
-            for index, hits, outcomes in zip(left, requests, counted, strict=True):
-                settled[index] = judge(hits, [*outcomes] or [None] * len(hits))
         self._less(len(left))
 
     def divided_by_slot(self, indexes: Sequence[int]) -> Sequence[Batch] | None:
@@ -145,8 +148,8 @@ class Charge(Batch):
             self._done(self._settled)
 
     def left_us(self, read_us: int) -> int:
-        """How long until the server is late; `read_us` is as in `expire`."""
-        return self._shard.server.left_us(read_us)
+        """How long until it has waited for a server that is late; `read_us` is as in `expire`."""
+        return self._shard.server.left_us(read_us, self.urgency)
 
     def expire(self, read_us: int) -> None:
         """Ends the charge: requests without an outcome get none any more.
