@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
-from ratelimit_service.model import SECOND_US, Limit
+from ratelimit_service.model import SECOND_US, Denied, Limit
 from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.problem import listed, quoted
 from ratelimit_service.rules.tree import Rule
@@ -44,12 +44,16 @@ def _contradictions(rule: Rule) -> Iterator[str]:
     if rule.quota_mode:
         yield "quota_mode and charge: first exclude each other: remove one"
     for name, given in (
-        ("count_denied", any(limit.count_denied for limit in rule.limits)),
+        ("count_denied", any(_counts_denied(limit) for limit in rule.limits)),
         ("max_wait", any(limit.max_wait_us for limit in rule.limits)),
         ("soft of a bucket", any(_soft_bucket(limit) for limit in rule.limits)),
     ):
         if given:
             yield f"{name} and charge: first exclude each other: remove one"
+
+
+def _counts_denied(limit: Limit) -> bool:
+    return limit.count_denied or ALGORITHMS[limit.algorithm].denied is Denied.ALWAYS_COUNTED
 
 
 def _soft_bucket(limit: Limit) -> bool:

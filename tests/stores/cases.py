@@ -103,6 +103,7 @@ def in_turn(*hits: Hit) -> list[Hit]:
             addend=0 if index else each.addend,
             mode=mode if index == last else Mode.IN_TURN,
             joined=index > 0,
+            count_denied=False,
         )
         for index, each in enumerate(hits)
     ]

@@ -70,12 +70,18 @@ async def test_decision_log(tmp_path: Path) -> None:
 descriptors:
 - {key: user, rate_limit: {unit: minute, unit_multiplier: 2, requests_per_unit: 1, name: a}}
 - {key: seen, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+- key: paying
+  charge: first
+  rate_limits:
+  - {name: tier, unit: day, requests_per_unit: 1}
+  - {name: credits, unit: week, requests_per_unit: 1}
 """
     asking = Asking(tmp_path, rules)
     events = Heard(asking.service)
     for _ in range(2):
         await asking.ask("user=bob")
         await asking.ask("seen=bob")
+    await asking.ask("paying=bob")
     await asking.service.decide([b"\xff"])
     ban = Override("b1", OverrideKind.BAN, "edge", (Entry("user", "bob"),), 0, reason="abuse")
     events[0] = events[0]._replace(overrides=(ban,))
@@ -85,9 +91,12 @@ descriptors:
 
     documented = set(re.findall(r"^\| `(\w+)` \|", DECISION_LOG, re.MULTILINE))
     assert {field for line in lines for field in line} == documented - {"hits"}
-    assert [line["code"] for line in lines] == ["OK", "OK", "OVER_LIMIT", "OK", "INVALID_ARGUMENT"]
-    assert [line.get("used") for line in lines] == [1, 1, 1, 1, None]
-    assert [line.get("shadowed") for line in lines] == [None, None, None, True, None]
+    assert [line["code"] for line in lines] == [
+        *["OK", "OK", "OVER_LIMIT", "OK", "OK"],
+        "INVALID_ARGUMENT",
+    ]
+    assert [line.get("used") for line in lines] == [1, 1, 1, 1, 1, None]
+    assert [line.get("shadowed") for line in lines] == [None, None, None, True, None, None]
     assert str(lines[2]["source"]).endswith(".yaml:3:15")
 
     shown = re.search(r"```json\n(.*?)```", DECISION_LOG, re.DOTALL)
