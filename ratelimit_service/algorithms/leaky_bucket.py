@@ -76,4 +76,5 @@ ALGORITHM: Final = Algorithm(
     denied=Denied.COUNTED_WITH_ROOM,
     refills=True,
     ticks=True,
+    exact_why="buckets cannot be leased yet; leave sync out",
 )

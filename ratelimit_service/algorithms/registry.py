@@ -121,6 +121,8 @@ def spec_of(limit: Limit) -> CounterSpec:
         limit.max_wait_us > 0,
         limit.own,
         limit.reserved,
+        # What passes with a warning, or counts though it is denied, has to be asked one by one.
+        limit.advances and not (limit.soft_ppm or limit.count_denied),
     )
 
 

@@ -1,6 +1,7 @@
 """Frozen values that every part of the service speaks in. No behaviour beyond arithmetic."""
 
 from ratelimit_service.model.algorithm import (
+    LEASED,
     TICKS_US,
     Algorithm,
     BundleFunction,
@@ -51,6 +52,7 @@ __all__ = [
     "DAYS",
     "DAY_MINUTES",
     "HEADER_NAME",
+    "LEASED",
     "MAX_ADDEND",
     "MAX_EXACT",
     "MAX_OVERRIDES",

@@ -17,6 +17,7 @@ from ratelimit_service.model.step import Held, Receipt, State, Step
 from ratelimit_service.model.unit import SECOND_US
 
 __all__ = [
+    "LEASED",
     "TICKS_US",
     "Algorithm",
     "BundleFunction",
@@ -45,6 +46,11 @@ below nothing; it never makes a state.
 With a receipt just those of that charge, so that the counter is as if it had not been; where
 that can no longer be told, it holds more rather than less.
 """
+
+
+AdvanceFunction = Callable[["CounterSpec", int], int]
+"""`advance(spec, reset_us)` is for how long hits that were just counted may be spent, where their
+reset is that far away: so long they lie in the same window or part as if counted when spent."""
 
 
 HeldFunction = Callable[[State | None, int, "CounterSpec"], list[Held]]
@@ -102,6 +108,8 @@ class Algorithm:
         ticks: bool = False,
         adds: bool = False,
         paired: bool = False,
+        advance: AdvanceFunction | None = None,
+        exact_why: str = "",
     ) -> None:
         self.name: Final = name
         """As rules, the Lua file, metrics and documents have it."""
@@ -150,6 +158,10 @@ class Algorithm:
         self.paired: Final = paired
         """Whether without sub-counters a state is a window's number and a pair of counts: it
         charges as `sliding_window.passing` says, which stores use in its stead."""
+        self.advance: Final = advance
+        """How long an advance lives; None where there are none."""
+        self.exact_why: Final = exact_why
+        """Why there are none, and what to use instead."""
 
     def __repr__(self) -> str:
         return self.name
@@ -175,6 +187,15 @@ def _weight(_spec: CounterSpec) -> int:
     return _WEIGHT
 
 
+class _Leased:
+    """Whether any limit of this process was leased yet: if none was, nobody looks for those."""
+
+    exist: bool = False
+
+
+LEASED: Final = _Leased()
+
+
 class CounterSpec:
     """How one counter counts. Shared by all counters of a limit; never changed.
 
@@ -186,10 +207,12 @@ class CounterSpec:
     places, which nobody else may get once it was told. `own` are the values of the algorithm's
     parameters that have no field here, in the order in which it declares them. `reserved` hits
     more may lie on the counter: they are left to other limits, which charge it too.
+    With `advances` processes may hold hits that are counted ahead.
     """
 
     __slots__ = (
         "adds",
+        "advances",
         "algorithm",
         "anchor",
         "buckets",
@@ -219,6 +242,7 @@ class CounterSpec:
         queue: bool = False,
         own: tuple[int, ...] = (),
         reserved: int = 0,
+        advances: bool = False,
     ) -> None:
         self.algorithm: Final = algorithm
         self.limit: Final = limit
@@ -231,6 +255,9 @@ class CounterSpec:
         self.queue: Final = queue
         self.own: Final = own
         self.reserved: Final = reserved
+        self.advances: Final = advances
+        if advances:
+            LEASED.exist = True
         self.adds: Final = algorithm.adds and anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a short way."""
         self.paired: Final = algorithm.paired and not buckets
@@ -246,7 +273,10 @@ class CounterSpec:
         return self.algorithm.key(self)
 
     def with_numbers(self, limit: int, rate: int) -> CounterSpec:
-        """The same with other numbers of hits, on the same counters; none of them is reserved."""
+        """The same with other numbers of hits, on the same counters.
+
+        None of them is reserved, or given ahead.
+        """
         return CounterSpec(
             self.algorithm,
             limit,
@@ -278,6 +308,7 @@ class CounterSpec:
             self.queue,
             self.own,
             self.reserved,
+            self.advances,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -21,6 +21,9 @@ class Mode(IntEnum):
     """It never denies."""
     QUOTA = 2
     """It denies when every quota hit of the request is without room."""
+    ADVANCE = 3
+    """It never denies, and is alone in its request. Of its hits as many are counted as may be given
+    ahead (`algorithms.settle`), and those are a process's to spend."""
 
 
 class Hit(NamedTuple):
@@ -29,10 +32,11 @@ class Hit(NamedTuple):
     `addend` is the number of hits, 0 to 2^32-1; 0 is a peek. With `refund` they are given
     back. With `count_denied` they are counted whether or not the request passes. `lease` is
     the id, of 8 bytes, under which `concurrency` takes and gives back; several leases with
-    their hits can be taken at once. Without one the oldest are given back. A `joined` hit is
-    of the same descriptor as the one before it: they have
-    room together or not at all. `policy` is what decides if the store does not. A refund with a
-    `receipt` undoes just that charge, as far as it still counts.
+    their hits can be taken at once. Without one the oldest are given back. Of an advance it is
+    the number of processes among which the rest is shared, in 2 bytes. A `joined` hit is of the
+    same descriptor as the one before it: they have room together or not at all. `policy` is what
+    decides if the store does not. A refund with a `receipt` undoes just that charge, as far as it
+    still counts.
     """
 
     key: bytes

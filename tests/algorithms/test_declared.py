@@ -95,7 +95,7 @@ def test_a_spec_may_gain_fields() -> None:
 
 
 def test_a_spec_with_other_numbers_is_the_same_else() -> None:
-    """Other numbers of hits change nothing else, and leave none reserved."""
+    """Other numbers of hits change nothing else, leave none reserved, and give none ahead."""
     numbered = (
         ALGORITHMS["leaky_bucket"],
         5,
@@ -108,7 +108,7 @@ def test_a_spec_with_other_numbers_is_the_same_else() -> None:
         True,
         (7,),
     )
-    spec, plain = CounterSpec(*numbered, 9), CounterSpec(ALGORITHMS["fixed_window"], 0, 1)
+    spec, plain = CounterSpec(*numbered, 9, True), CounterSpec(ALGORITHMS["fixed_window"], 0, 1)
 
     assert all(map(ne, spec._fields(), plain._fields()))
     assert spec.with_numbers(5, 3)._fields() == CounterSpec(*numbered)._fields()
