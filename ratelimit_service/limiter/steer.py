@@ -202,10 +202,16 @@ def _rule(
 def _changed(
     compiled: CompiledLimit, ruling: Ruling, more: int, settings: Settings
 ) -> CompiledLimit:
-    """The limit with another number, on the same counter; as it is if no override has one."""
-    if ruling.limit is None and not more:
-        return compiled
+    """The limit with another number, on the same counter; as it is if no override has one.
+
+    What an override takes is charged hit by hit, whatever is leased.
+    """
     old = compiled.limit
+    if ruling.limit is None and not more:
+        if not (ruling.grants and compiled.spec.advances):
+            return compiled
+        limit = old._replace(advances=False)  # the store decides whether a grant is needed
+        return compiled._replace(limit=limit, spec=_spec(limit))
     algorithm = ALGORITHMS[old.algorithm]
     number, kept = old.requests_per_unit, old.reserved
     if ruling.limit is not None:
@@ -220,7 +226,7 @@ def _changed(
     burst = old.burst
     if burst is not None:  # a bucket grows and shrinks with its rate
         burst = min(most, -(-burst * number // max(1, old.requests_per_unit)))
-    limit = old._replace(requests_per_unit=number, burst=burst)
+    limit = old._replace(requests_per_unit=number, burst=burst, advances=False)
     if old.pool:  # its counter holds what all of its limits have counted
         others = capacity_of(old) + old.reserved - capacity_of(limit)
         limit = limit._replace(reserved=max(kept, others))

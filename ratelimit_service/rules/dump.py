@@ -108,5 +108,7 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield f"when: {schedule_text(limit.schedule)}"
     if limit.count_denied:
         yield "count_denied: true"
+    if limit.advances:
+        yield "sync: leased"
     if limit.name:
         yield f"name: {limit.name}"

@@ -41,6 +41,8 @@ def limit_text(limit: Limit) -> str:
         words.append(f"only when {schedule_text(limit.schedule)}")
     if limit.count_denied:
         words.append("denied hits count")
+    if limit.advances:
+        words.append("leased")
     return ", ".join(words)
 
 

@@ -20,6 +20,7 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
 from ratelimit_service.stores.queues import Queues
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.advances import Advances
 from ratelimit_service.stores.redis.board import RedisBoard
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from ratelimit_service.stores.redis.queues import RedisQueues
@@ -88,12 +89,25 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
     kept, board = OverridesInRedis(store, health), RedisBoard(store)
     queues = RedisQueues(store, settings.queue_length)
     look, states = store.look, store.shard_states
-    opened = Opened(store, None, store.shard_of, look, store.forget, kept, board, queues, states)
-    if not settings.local_cache_bytes:
-        return opened
-    cache = LocalCache(store, settings.local_cache_bytes, stats)
-    store.tell_of_give_backs(cache.given_back)
-    return opened._replace(store=cache, known_over=cache.known_over)
+    behind: Store = store
+    known_over: KnownOver = unknown
+    if settings.local_cache_bytes:
+        cache = LocalCache(store, settings.local_cache_bytes, stats)
+        store.tell_of_give_backs(cache.given_back)
+        behind, known_over = cache, cache.known_over
+    advances = Advances(behind, store, stats, known_over)
+    return Opened(
+        advances,
+        None,
+        store.shard_of,
+        look,
+        store.forget,
+        kept,
+        board,
+        queues,
+        states,
+        advances.known_over,
+    )
 
 
 STORES: dict[str, Callable[[Settings, Stats, Health], Opened]] = {

@@ -35,6 +35,10 @@ _ENTRY_BYTES: Final = 320
 """The bytes that a key takes beside its own: its entry, two times, and its part of the table."""
 
 _LIFE_US: Final = SECOND_US
+_LEAST_LIFE_US: Final = SECOND_US // 10
+_PARTS: Final = 50
+"""A leased limit is taken to be over for this part of its window, and 0.1 s at least, since any
+process may hand back hits that it was given ahead."""
 _WITHIN: Final = Verdict.WITHIN
 
 _MAX_GIVEN_BACK: Final = 1_000
@@ -218,7 +222,7 @@ class LocalCache:
         passes_us = outcome.reset_us
         self._forget(hit.key)
         self._over[hit.key] = _Over(
-            asked_us + min(passes_us, _LIFE_US), asked_us + passes_us, hit.spec
+            asked_us + min(passes_us, _life_us(hit.spec)), asked_us + passes_us, hit.spec
         )
         self._bytes += _ENTRY_BYTES + len(hit.key)
         while self._bytes > self._max_bytes:
@@ -227,6 +231,13 @@ class LocalCache:
     def _forget(self, key: bytes) -> None:
         if self._over.pop(key, None) is not None:
             self._bytes -= _ENTRY_BYTES + len(key)
+
+
+def _life_us(spec: CounterSpec) -> int:
+    """How long a key is taken to be over at most."""
+    if spec.advances:
+        return max(_LEAST_LIFE_US, min(_LIFE_US, spec.window_us // _PARTS))
+    return _LIFE_US
 
 
 def _leaks_otherwise(known: _Over | None, hit: Hit) -> bool:

@@ -38,8 +38,9 @@ class Quota:
     def add(self, told: Told, said: Said) -> None:
         """Says nothing where it matters that the caller asks again, or where a later try may pass.
 
-        That is where denials are counted or queued, leases can come back at any time, hits are
-        given back, and what was not counted by the store.
+        That is where denials are counted or queued, leases can come back at any time, processes
+        hold parts of a limit that they may hand back, hits are given back, and what was not counted
+        by the store.
         """
         if told.passes:
             return
@@ -52,7 +53,7 @@ class Quota:
                 if outcome is None or outcome.local or hit.count_denied:
                     return
                 if outcome.over and hit.mode is Mode.ENFORCED:
-                    if not hit.spec.algorithm.cached:
+                    if hit.spec.advances or not hit.spec.algorithm.cached:
                         return
                     holds_us = max(holds_us, outcome.reset_us)
         if holds_us:

@@ -1,0 +1,207 @@
+"""What leased limits save, and that they admit no more: two processes on one Redis.
+
+    .venv/bin/python -m benchmarks.leased
+
+Three ways to count for one hot limit are driven by the same calls in this process: each hit asked
+of Redis (`exact`), advances (`leased`), and a reporter that counts by itself and tells Redis every
+100 ms, as some rate limiters do. A row has what was admitted of the limit, and what was sent to
+Redis for each admitted hit. Below stands how many calls a second one process decides in batches of
+one read, leased and with counters in memory. The windows are a second and a minute long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+import redis
+
+from benchmarks.run import LOAD_CORE, free_port, running
+from ratelimit_service.algorithms import spec_of
+from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.model import Hit, Limit, Unit
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.stores import Settled, Store
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.advances import Advances
+
+_PROCESSES = 2
+_TICK_SECONDS = 0.005
+"""Calls come in bursts, this long apart."""
+
+_REPORT_SECONDS = 0.1
+_BATCH = 64
+_BATCHES = 3_000
+_TURNS = 5
+_ASIDE = ("advance", "hand_back")
+"""What is sent beside the hits that are charged one by one."""
+
+
+class Counter(Protocol):
+    """One process that decides hits."""
+
+    async def hit(self, one: Hit, times: int) -> int:
+        """How many of so many hits at once pass."""
+
+
+class InStore:
+    """Hits are settled by a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def hit(self, one: Hit, times: int) -> int:
+        """Waits for the store's answer."""
+        future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+        self._store.charge([[one]] * times, future.set_result)
+        return sum([settled.verdict.passes for settled in await future])
+
+
+class Reporter:
+    """Counts by itself in windows of the clock, and tells Redis every 100 ms what it counted."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._window, self._known, self._untold = 0, 0, 0
+        self._told_at = time.monotonic()
+        self.sent = 0
+
+    async def hit(self, one: Hit, times: int) -> int:
+        """Decides by what Redis said last, and what was counted here since."""
+        window = now_us() // one.spec.window_us
+        if window != self._window:
+            self._window, self._known, self._untold = window, 0, 0
+        passed = max(0, min(times, one.spec.limit - self._known - self._untold))
+        self._untold += passed
+        if time.monotonic() - self._told_at >= _REPORT_SECONDS:
+            self._told_at = time.monotonic()
+            key = f"{one.key.decode()} {window}"
+            self._known = int(self._client.incrby(key, self._untold))
+            self._untold, self.sent = 0, self.sent + 1
+        return passed
+
+
+class Row(NamedTuple):
+    """What came of one way to count."""
+
+    admitted: int
+    sent: int
+
+
+async def _offered(counters: Sequence[Counter], one: Hit, offered: int) -> int:
+    """Offers so many hits over one window of the clock, to all in turns; how many passed."""
+    window_us = one.spec.window_us
+    await asyncio.sleep((window_us - now_us() % window_us) / 1_000_000 + 0.001)
+    begun, window = now_us(), now_us() // window_us
+    asked, passed = 0, 0
+    while now_us() // window_us == window and asked < offered:
+        due = min(offered, offered * (now_us() - begun) * 10 // (9 * window_us))
+        while asked < due and now_us() // window_us == window:
+            for counter in counters:
+                times = min(_BATCH, due - asked)
+                asked += times
+                passed += await counter.hit(one, times)
+        await asyncio.sleep(_TICK_SECONDS)
+    return passed
+
+
+def _hit(limit: Limit, name: str) -> Hit:
+    return Hit(b"{%08x}%b" % (crc32(name.encode()), name.encode()), spec_of(limit))
+
+
+async def _stores(url: str) -> list[tuple[RedisStore, Stats]]:
+    found = []
+    for _ in range(_PROCESSES):
+        stats = Stats()
+        store = RedisStore(url, 1_000_000, stats, Health())
+        await store.start()
+        found.append((store, stats))
+    while any(shard.processes < _PROCESSES for store, _ in found for shard in store.shards):
+        await asyncio.sleep(0.1)
+    return found
+
+
+def _front(store: RedisStore, stats: Stats) -> Advances:
+    """As a service has it: advances before the local cache before Redis."""
+    cache = LocalCache(store, 1 << 20, stats)
+    store.tell_of_give_backs(cache.given_back)
+    return Advances(cache, store, stats, cache.known_over)
+
+
+async def _row(url: str, way: str, limit: Limit, offered: int) -> Row:
+    name = f"{way} {limit.requests_per_unit} {limit.window_us} {offered}"
+    if way == "reporter":
+        with redis.Redis.from_url(url) as client:
+            reporters = [Reporter(client) for _ in range(_PROCESSES)]
+            passed = await _offered(reporters, _hit(limit, name), offered)
+        return Row(passed, sum(each.sent for each in reporters))
+    limit = limit._replace(advances=way == "leased")
+    stores = await _stores(url)
+    fronts = [_front(store, stats) for store, stats in stores]
+    passed = await _offered([InStore(each) for each in fronts], _hit(limit, name), offered)
+    sent = sum(stats.local_cache["miss"] for _, stats in stores)
+    sent += sum(stats.leased_sent[each] for _, stats in stores for each in _ASIDE)
+    for each in fronts:
+        await each.close()
+    return Row(passed, sent)
+
+
+async def _pace(store: Store, one: Hit) -> float:
+    """Calls a second that a store decides for one process, in batches of one read."""
+    counter, best = InStore(store), 0.0
+    for _ in range(_TURNS):
+        begun = time.process_time()
+        for _ in range(_BATCHES):
+            await counter.hit(one, _BATCH)
+        best = max(best, _BATCHES * _BATCH / (time.process_time() - begun))
+    return best
+
+
+async def _paces(url: str) -> tuple[float, float]:
+    """The pace leased on Redis, and that of counters in memory."""
+    limit = Limit(4_000_000_000, Unit.DAY, advances=True)
+    (store, stats), (other, _) = await _stores(url)
+    leased = _front(store, stats)
+    found = await _pace(leased, _hit(limit, "pace"))
+    await leased.close()
+    await other.close()
+    return found, await _pace(MemoryStore(1_000, Stats(), Health()), _hit(limit, "pace"))
+
+
+async def _run(url: str) -> None:
+    print("| window | limit | offered | way | admitted | over | sent per admitted hit |")
+    print("|---|---|---|---|---|---|---|")
+    for unit in (Unit.SECOND, Unit.MINUTE):
+        for number in (1_000, 10_000):
+            for share in (95, 200):
+                for way in ("exact", "leased", "reporter"):
+                    limit, offered = Limit(number, unit), number * share // 100
+                    row = await _row(url, way, limit, offered)
+                    over = 100 * max(0, row.admitted - number) / number
+                    sent = row.sent / row.admitted
+                    print(
+                        f"| {unit.name.lower()} | {number:,} | {share / 100:g} | {way} "
+                        f"| {row.admitted:,} | {over:.1f} % | {sent:.3f} |",
+                        flush=True,
+                    )
+    leased, memory = await _paces(url)
+    print(f"\none hot key: {leased:,.0f} decisions a second of CPU leased, {memory:,.0f} in memory")
+    print(f"leased to memory: {leased / memory:.2f}")
+
+
+def main() -> None:
+    """Prints the table and the paces."""
+    port = free_port()
+    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no"]
+    with running(LOAD_CORE, command, port):
+        asyncio.run(_run(f"redis://127.0.0.1:{port}/0"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,527 @@
+"""Advances: hits of leased limits that this process holds, counted before they are spent.
+
+The server charges an advance when it gives it. So what is admitted and what is unspent was counted
+once each, and whatever becomes of this process, nobody gets more than the limit. What it holds may
+be spent until the window ends in which it was charged, and not a moment later.
+A call that balances can pay makes no round trip. All else is charged plainly, and a process that
+charges much asks for an advance behind those hits.
+What must not live here: how much is given (`algorithms.settle`), and connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
+
+from ratelimit_service.algorithms import LEAST_ADVANCE
+from ratelimit_service.eventloop.clock import Clock, since_boot_us
+from ratelimit_service.model import (
+    LEASED,
+    MAX_ADDEND,
+    SECOND_US,
+    FailurePolicy,
+    Hit,
+    Mode,
+    Outcome,
+    Receipt,
+)
+from ratelimit_service.observability.bugs import Bugs
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.stores import (
+    NEVER,
+    Done,
+    KnownOver,
+    Outcomes,
+    Settled,
+    Store,
+    Verdict,
+    Wanted,
+    always,
+    wanted_at,
+)
+from ratelimit_service.stores.redis.cross_shard import piece_of
+
+__all__ = ["Advances", "Lender"]
+
+_MOST: Final = 10_000
+"""So many counters are known at most. One that is put out hands its balance back."""
+
+_SPARED: Final = 4
+"""So many balances in use are passed over for one that can be put out."""
+
+_LOOK_SECONDS: Final = 0.1
+_LOOKED_AT: Final = 1_000
+"""How often, and at how many, it is looked for what is idle."""
+
+_LEAST_AHEAD_US: Final = SECOND_US // 10
+_MOST_AHEAD_US: Final = 5 * SECOND_US
+_PARTS: Final = 10
+"""A process asks for what it needs in this part of the window, or in two round trips."""
+
+_AT_ONCE: Final = 8
+"""What came in less than this part of the time ahead may be a burst, and is taken for that part."""
+
+_LONGEST_US: Final = 10 * SECOND_US
+"""The most that an advance lives, so that clocks that run unlike each other matter little."""
+
+_PERMILLE: Final = 999
+_MARGIN_US: Final = 2_000
+"""An advance ends sooner than its window by 0.1 % of that, and by this: clocks run unlike."""
+
+_CLOSE_SECONDS: Final = 1.0
+"""How long what is handed back at the end may take."""
+
+_RETRY_US: Final = SECOND_US
+"""Who is denied is told no longer wait, since others may hand back what they hold."""
+
+_WITHIN: Final = Verdict.WITHIN
+
+
+class Lender(Protocol):
+    """The store that gives advances."""
+
+    def advance(self, hit: Hit, heard: Callable[[Outcome | None, int], None], rank: int, /) -> None:
+        """Asks for an advance, behind what was charged before it in this turn.
+
+        `heard` gets the outcome, with the hits that are given as `charged`, and the server's time;
+        None if there is no answer.
+        """
+
+    def hand_back(self, hit: Hit, told: Callable[[Outcomes | None], None], /) -> None:
+        """Gives hits back as soon as the server is there, and at most once."""
+
+    def processes(self, hit: Hit, /) -> int:
+        """How many processes count where this counter lies, as last known."""
+
+
+class _Balance:
+    """What this process holds of one limit of one counter, and how fast it is used.
+
+    All times but `at_us` and `until_us` are this process's, and those two are the server's.
+    """
+
+    __slots__ = (
+        "asking",
+        "at_us",
+        "end_us",
+        "gone",
+        "hit",
+        "hits",
+        "left",
+        "low",
+        "resets_us",
+        "returns_us",
+        "since_us",
+        "unspent",
+        "until_us",
+        "used_us",
+    )
+
+    def __init__(self, hit: Hit, now_us: int) -> None:
+        self.hit = hit
+        self.unspent = 0
+        self.low = 0
+        """From here on the next advance is asked for."""
+        self.left = hit.spec.limit
+        """What the server had left when it was last heard of."""
+        self.at_us = 0
+        """When the last advance was charged."""
+        self.until_us = 0
+        """The end of the window that the hits lie in, which names it."""
+        self.end_us = 0
+        """From then on nothing is spent."""
+        self.returns_us = NEVER
+        """From then on what will not be spent is handed back, since it counts beyond its end."""
+        self.resets_us = 0
+        self.asking = False
+        self.gone = False
+        """Whether the table has let go of it."""
+        self.hits = 0
+        """How many hits came since then, paid from here or not."""
+        self.since_us = now_us
+        self.used_us = now_us
+
+
+class _Taken:
+    """What one request has taken of balances, for its hits at `ats`, and what is charged plainly.
+
+    `windows` are those that the hits were taken from.
+    """
+
+    __slots__ = ("ats", "balances", "hits", "outcomes", "rest", "windows")
+
+    def __init__(self, hits: Sequence[Hit]) -> None:
+        self.hits = hits
+        self.ats: list[int] = []
+        self.balances: list[_Balance] = []
+        self.windows: list[int] = []
+        self.outcomes: Outcomes = [None] * len(hits)
+        self.rest: list[int] = []
+
+
+class Advances:
+    """A store in front of another. It pays hits of leased limits from what it holds of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        lender: Lender,
+        stats: Stats,
+        known_over: KnownOver,
+        clock: Clock = since_boot_us,
+    ) -> None:
+        """`store` settles what is charged plainly; `known_over` is what it knows to be over."""
+        self._store = store
+        self._lender = lender
+        self._hits = stats.leased_hits
+        self._sent = stats.leased_sent
+        self._known_over = known_over
+        self._clock = clock
+        self._bugs = Bugs()
+        self._balances: OrderedDict[tuple[bytes, int], _Balance] = OrderedDict()
+        """By the key and the limit; what was looked at last is last."""
+        self._round_trip_us = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._returning = 0
+        self._returned = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many counters are known."""
+        return len(self._balances)
+
+    @property
+    def waits(self) -> bool:
+        """As the store behind it."""
+        return self._store.waits
+
+    def wait_us(self, rank: int) -> int:
+        """As in the store behind it."""
+        return self._store.wait_us(rank)
+
+    async def start(self) -> None:
+        """As the store behind it."""
+        await self._store.start()
+
+    async def close(self) -> None:
+        """Hands back what is unspent, which takes a second at most; then closes the store."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.hand_back_all()
+        if self._returning:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._returned.wait(), _CLOSE_SECONDS)
+        await self._store.close()
+
+    def held(self, hit: Hit) -> int:
+        """How many hits of this limit this process holds."""
+        balance = self._balances.get((hit.key, hit.spec.limit))
+        return balance.unspent if balance is not None and self._clock() < balance.end_us else 0
+
+    def known_over(self, hits: Sequence[Hit]) -> Settled | None:
+        """What becomes of a request that is known to be over, and that no balance can pay."""
+        if LEASED.exist and any(hit.spec.advances and self.held(hit) >= hit.addend for hit in hits):
+            return None
+        return self._known_over(hits)
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+        rank: int = 0,
+    ) -> None:
+        """Pays what balances can pay, and has the store settle the rest."""
+        if not LEASED.exist or not any(hit[1].advances for hits in requests for hit in hits):
+            self._store.charge(requests, done, wanted, deadline_us, rank)
+            return
+        now_us = self._clock()
+        found: list[Settled | None] = []
+        taken: list[_Taken] = []
+        wanting: list[_Balance] = []
+        spent = 0
+        for hits in requests:
+            if len(hits) == 1:
+                outcome = self._pay(hits[0], now_us, wanting)
+                if outcome is not None:
+                    spent += outcome.charged
+                    found.append(Settled([outcome], _WITHIN))
+                    continue
+            one = self._take(hits, now_us, wanting, paid=len(hits) > 1)
+            if one.rest:
+                found.append(None)
+                taken.append(one)
+            else:
+                spent += sum([hit.addend for hit in hits])
+                found.append(Settled(one.outcomes, _WITHIN))
+        if spent:
+            self._hits["spent"] += spent
+        if taken:
+            self._charge_rest(taken, found, done, wanted, deadline_us, rank)
+        for balance in wanting:
+            self._ask(balance, now_us, rank)
+        if not taken:
+            done([one for one in found if one is not None])
+
+    def _pay(self, hit: Hit, now_us: int, wanting: list[_Balance]) -> Outcome | None:
+        """Spends a hit, if its balance can pay all of it. Notes who should ask for an advance."""
+        key, spec, addend, mode, count_denied, refund, _, _, _, _ = hit
+        if not (spec.advances and addend) or mode or count_denied or refund:
+            return None
+        balance = self._balances.get((key, spec.limit)) or self._new(hit, now_us)
+        balance.hits += addend
+        balance.used_us = now_us
+        unspent = balance.unspent - addend
+        if unspent < 0 or now_us >= balance.end_us:
+            if balance.unspent and now_us >= balance.end_us:
+                self._end(balance)
+            unspent = -1
+        else:
+            balance.unspent = unspent
+        if unspent <= balance.low and not balance.asking:
+            balance.asking = True
+            wanting.append(balance)
+        if unspent < 0:
+            return None
+        return Outcome(False, balance.left + unspent, balance.resets_us - now_us, addend)
+
+    def _take(
+        self, hits: Sequence[Hit], now_us: int, wanting: list[_Balance], *, paid: bool
+    ) -> _Taken:
+        """Takes those hits of a request from balances that they can pay; none unless `paid`."""
+        taken = _Taken(hits)
+        for at, hit in enumerate(hits):
+            outcome = self._pay(hit, now_us, wanting) if paid else None
+            if outcome is None:
+                taken.rest.append(at)
+                continue
+            balance = self._balances[hit.key, hit.spec.limit]
+            taken.outcomes[at] = outcome
+            taken.ats.append(at)
+            taken.balances.append(balance)
+            taken.windows.append(balance.until_us)
+        return taken
+
+    def _charge_rest(
+        self,
+        taken: list[_Taken],
+        found: list[Settled | None],
+        done: Done,
+        wanted: Wanted,
+        deadline_us: int,
+        rank: int,
+    ) -> None:
+        """Charges the hits that balances cannot pay, each request's as a request of its own."""
+        asked = [piece_of(one.hits, one.rest) if one.ats else one.hits for one in taken]
+        if len(asked) < len(found):
+            places = [place for place, settled in enumerate(found) if settled is None]
+            wanted = partial(wanted_at, wanted, places)
+        settled = partial(self._rest_settled, taken, found, done)
+        self._store.charge(asked, settled, wanted, deadline_us, rank)
+
+    def _rest_settled(
+        self,
+        taken: list[_Taken],
+        found: list[Settled | None],
+        done: Done,
+        rest: list[Settled],
+    ) -> None:
+        """Puts the results of the rest beside what was paid, or puts that back."""
+        merged = iter([self._merged(one, each) for one, each in zip(taken, rest, strict=True)])
+        done([one if one is not None else next(merged) for one in found])
+
+    def _merged(self, taken: _Taken, rest: Settled) -> Settled:
+        """What becomes of a request, of which the store has settled the `rest`."""
+        passes = rest.verdict.passes
+        for at, balance, window in zip(taken.ats, taken.balances, taken.windows, strict=True):
+            addend = taken.hits[at].addend
+            if passes:
+                self._hits["spent"] += addend
+            else:
+                self._put_back(taken, at, balance, window)
+        if not rest.outcomes:
+            return rest
+        outcomes = taken.outcomes
+        for at, outcome in zip(taken.rest, rest.outcomes, strict=True):
+            outcomes[at] = self._told(taken.hits[at], outcome, cached=rest.cached)
+        by = taken.rest[rest.by] if rest.by >= 0 else -1
+        return Settled(outcomes, rest.verdict, by, rest.cached)
+
+    def _put_back(self, taken: _Taken, at: int, balance: _Balance, window: int) -> None:
+        """Puts hits of a denied request back into the balance of the window they came from."""
+        outcome, addend = taken.outcomes[at], taken.hits[at].addend
+        if balance.until_us == window and not balance.gone and self._clock() < balance.end_us:
+            balance.unspent += addend
+        else:
+            self._hits["lost"] += addend
+        if outcome is not None:
+            taken.outcomes[at] = outcome.replaced(remaining=outcome.remaining + addend, charged=0)
+
+    def _told(self, hit: Hit, outcome: Outcome | None, *, cached: bool) -> Outcome | None:
+        """Learns what is left of a leased limit, and says no longer wait than others may need."""
+        if outcome is None or not hit.spec.advances:
+            return outcome
+        if not cached:
+            self._sent["hit"] += 1
+        balance = self._balances.get((hit.key, hit.spec.limit))
+        if balance is not None and not outcome.local:
+            balance.left = 0 if outcome.over else outcome.remaining
+            if balance.unspent and not outcome.over:
+                return outcome.replaced(remaining=outcome.remaining + balance.unspent)
+        if outcome.over and outcome.reset_us > _RETRY_US and self._lender.processes(hit) > 1:
+            return outcome.replaced(reset_us=_RETRY_US)
+        return outcome
+
+    # What is asked for, and what goes back.
+
+    def _new(self, hit: Hit, now_us: int) -> _Balance:
+        """Gets to know a counter; the table is bounded."""
+        balances = self._balances
+        if len(balances) >= _MOST:
+            for _ in range(_SPARED):
+                name, first = next(iter(balances.items()))
+                if not first.unspent or now_us - first.used_us >= _LEAST_AHEAD_US:
+                    break
+                balances.move_to_end(name)
+            self._let_go(balances.popitem(last=False)[1], now_us)
+        balance = balances[hit.key, hit.spec.limit] = _Balance(hit, now_us)
+        if self._timer is None and not self._closed:
+            self._look_later()
+        return balance
+
+    def _ahead_us(self, balance: _Balance) -> int:
+        part_us = balance.hit.spec.window_us // _PARTS
+        return min(max(_LEAST_AHEAD_US, 2 * self._round_trip_us, part_us), _MOST_AHEAD_US)
+
+    def _ask(self, balance: _Balance, now_us: int, rank: int) -> None:
+        """Asks for what is needed ahead, at the pace of late, less what is held."""
+        ahead_us = self._ahead_us(balance)
+        lasted_us = now_us - balance.since_us
+        demand = balance.hits * ahead_us // max(lasted_us, ahead_us // _AT_ONCE)
+        if lasted_us >= ahead_us:  # what is long ago counts less and less
+            balance.hits //= 2
+            balance.since_us = now_us - lasted_us // 2
+        hit = balance.hit
+        wanted = min(demand - balance.unspent, MAX_ADDEND)
+        processes = min(self._lender.processes(hit), 0xFFFF)
+        if wanted < LEAST_ADVANCE or balance.left // (2 * processes) < LEAST_ADVANCE:
+            balance.asking = False
+            return
+        self._sent["advance"] += 1
+        asked = Hit(
+            hit.key,
+            hit.spec,
+            wanted,
+            Mode.ADVANCE,
+            lease=processes.to_bytes(2, "big"),
+            policy=FailurePolicy.OPEN,
+        )
+        self._lender.advance(asked, partial(self._heard, balance, now_us), rank)
+
+    def _heard(self, balance: _Balance, asked_us: int, outcome: Outcome | None, at_us: int) -> None:
+        """Takes an advance. A late one counts as well, until its end."""
+        balance.asking = False
+        now_us = self._clock()
+        if outcome is None:
+            return
+        self._round_trip_us += (now_us - asked_us - self._round_trip_us) // 4
+        balance.left = outcome.remaining
+        if not outcome.charged:
+            return
+        self._hits["advanced"] += outcome.charged
+        spec, until_us = balance.hit.spec, at_us + outcome.reset_us
+        assert spec.algorithm.advance is not None  # noqa: S101 -- lint refuses the others
+        lives_us = spec.algorithm.advance(spec, outcome.reset_us)
+        lives_us = lives_us * _PERMILLE // 1000 - _MARGIN_US
+        end_us = asked_us + min(lives_us, _LONGEST_US)
+        if balance.until_us != until_us and balance.unspent:
+            self._end(balance)  # of an earlier window
+        balance.unspent += outcome.charged
+        balance.low = balance.unspent // 2
+        balance.at_us, balance.until_us, balance.end_us = at_us, until_us, end_us
+        balance.resets_us = asked_us + outcome.reset_us
+        counts_on = lives_us > _LONGEST_US or spec.algorithm.ticks
+        balance.returns_us = end_us - min(SECOND_US, lives_us // _PARTS) if counts_on else NEVER
+        if balance.gone:
+            self._hand_back(balance, now_us)
+
+    def _end(self, balance: _Balance) -> None:
+        """What is unspent when its window is over is lost."""
+        self._hits["lost"] += balance.unspent
+        balance.unspent = balance.low = 0
+        balance.left = balance.hit.spec.limit
+
+    def _let_go(self, balance: _Balance, now_us: int) -> None:
+        """Forgets a counter, and hands back what is unspent."""
+        balance.gone = True
+        self._hand_back(balance, now_us)
+
+    def _hand_back(self, balance: _Balance, now_us: int) -> None:
+        """Hands back what is unspent; it leaves the balance before it is sent."""
+        unspent = balance.unspent
+        if unspent and now_us >= balance.end_us:
+            self._end(balance)
+            return
+        if not unspent:
+            return
+        balance.unspent = balance.low = 0
+        self._returning += 1
+        self._sent["hand_back"] += 1
+        receipt = Receipt(balance.at_us, balance.until_us)
+        back = Hit(balance.hit.key, balance.hit.spec, unspent, refund=True, receipt=receipt)
+        self._lender.hand_back(back, partial(self._back, unspent))
+
+    def _back(self, unspent: int, found: Outcomes | None) -> None:
+        """Hears that hits were handed back, once at most; without an answer they are lost."""
+        outcome = found[0] if found else None
+        given = min(outcome.charged, unspent) if outcome is not None else 0
+        self._hits["handed_back"] += given
+        self._hits["lost"] += unspent - given
+        self._returning -= 1
+        if not self._returning and self._closed:
+            self._returned.set()
+
+    def _needed(self, balance: _Balance, now_us: int) -> int:
+        """How much will be spent until it ends, at the pace of late."""
+        left_us, lasted_us = balance.end_us - now_us, now_us - balance.since_us
+        return balance.hits * left_us // max(1, lasted_us)
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        try:
+            self.hand_back_idle()
+        except Exception as error:
+            self._bugs.note("unspent hits could not be handed back", error)
+        if self._balances:
+            self._look_later()
+
+    def hand_back_all(self) -> None:
+        """Hands back all that is unspent."""
+        while self._balances:
+            self._let_go(self._balances.popitem()[1], self._clock())
+
+    def hand_back_idle(self) -> None:
+        """Hands back what nobody has used for twice the time that it was asked for.
+
+        That is also what becomes of limits that were changed or removed, and of those that an
+        override has taken over.
+        """
+        now_us, balances = self._clock(), self._balances
+        for _ in range(min(len(balances), _LOOKED_AT)):
+            name, balance = balances.popitem(last=False)
+            if now_us - balance.used_us >= 2 * self._ahead_us(balance):
+                self._let_go(balance, now_us)
+                continue
+            balances[name] = balance
+            if now_us >= balance.returns_us and balance.unspent > self._needed(balance, now_us):
+                self._hand_back(balance, now_us)

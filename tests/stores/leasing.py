@@ -1,0 +1,80 @@
+"""Processes that hold advances of leased limits, on a real Redis and a clock that a test sets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from ratelimit_service.algorithms import spec_of
+from ratelimit_service.model import Hit, Limit
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.stores import Settled, unknown
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.advances import Advances
+from tests.servers.redis import RedisServer
+from tests.stores.cases import T
+from tests.stores.conftest import Time
+from tests.stores.redis_store import started
+
+__all__ = ["Process", "counted", "hit", "two_processes"]
+
+
+class Process:
+    """One process: its store, its balances, and what it counts for metrics."""
+
+    def __init__(self, url: str, clock: Time) -> None:
+        self.stats = Stats()
+        self.store = RedisStore(url, 10_000_000, self.stats, Health(), clock)
+        self.advances = Advances(self.store, self.store, self.stats, unknown, clock)
+
+    async def ask(self, *requests: Sequence[Hit]) -> list[Settled]:
+        """Charges, and waits until all that was sent has its reply."""
+        future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+        self.advances.charge(requests, future.set_result)
+        settled = await future
+        await self.quiet()
+        return settled
+
+    async def quiet(self) -> None:
+        """Waits until the server has answered all."""
+        while any(not shard.idle for shard in self.store.shards):
+            await asyncio.sleep(0)
+
+    async def admitted(self, times: int, *hits: Hit) -> int:
+        """How many of so many equal requests pass, one after the other."""
+        passed = 0
+        for _ in range(times):
+            (settled,) = await self.ask(hits)
+            passed += settled.verdict.passes
+        return passed
+
+
+@asynccontextmanager
+async def two_processes(server: RedisServer, clock: Time) -> AsyncIterator[list[Process]]:
+    """Two processes on one empty Redis, which know of each other."""
+    server.flush()
+    clock.now_us = T
+    two = [Process(server.url, clock) for _ in range(2)]
+    for each in two:
+        await started(each.store)
+        for shard in each.store.shards:
+            shard.processes = 2
+    try:
+        yield two
+    finally:
+        for each in two:
+            await each.advances.close()
+
+
+def hit(limit: Limit, addend: int = 1, key: str = "a") -> Hit:
+    """A hit on a counter of this limit."""
+    return Hit(b"{0000abcd}" + key.encode() + str(limit.window_us).encode(), spec_of(limit), addend)
+
+
+async def counted(process: Process, one: Hit) -> int:
+    """How many hits lie on a counter, as the server says."""
+    (look,) = await process.store.look([one._replace(addend=0)])
+    assert look is not None
+    return one.spec.limit - look.outcome.remaining

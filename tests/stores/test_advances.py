@@ -1,0 +1,231 @@
+"""Leased limits on a real Redis: processes hold counted parts, and nobody gets more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ratelimit_service.model import Anchor, Calendar, Hit, Limit, Mode, Unit
+from ratelimit_service.stores import Settled
+from tests.servers.redis import RedisServer
+from tests.stores import leasing
+from tests.stores.cases import DAY, MINUTE, SECOND, T
+from tests.stores.conftest import Time
+from tests.stores.leasing import Process, counted, two_processes
+
+_MINUTE = Limit(1_000, Unit.MINUTE, advances=True)
+
+_WAYS = {
+    "clock": _MINUTE,
+    "first_hit": _MINUTE._replace(anchor=Anchor.FIRST_HIT),
+    "calendar": Limit(1_000, Unit.DAY, anchor=Calendar(Unit.DAY), advances=True),
+    "two counters": _MINUTE._replace(algorithm="sliding_window"),
+    "sub-counters": _MINUTE._replace(algorithm="sliding_window", buckets=6),
+}
+
+_every_way = pytest.mark.parametrize("limit", _WAYS.values(), ids=_WAYS)
+
+
+@pytest.fixture
+async def processes(redis_server: RedisServer, clock: Time) -> AsyncIterator[list[Process]]:
+    """Two processes on one Redis, which know of each other."""
+    async with two_processes(redis_server, clock) as two:
+        yield two
+
+
+def hit(limit: Limit = _MINUTE, addend: int = 1, key: str = "a") -> Hit:
+    return leasing.hit(limit, addend, key)
+
+
+@_every_way
+async def test_never_more_than_the_limit(
+    processes: list[Process], clock: Time, limit: Limit
+) -> None:
+    """Two processes that take turns admit the whole limit between them, and no hit more."""
+    one, other = processes
+    passed = 0
+    for _ in range(150):
+        clock.now_us += 1_000
+        passed += await one.admitted(6, hit(limit))
+        passed += await other.admitted(6, hit(limit))
+
+    assert passed == 1_000
+    sent = one.stats.leased_sent + other.stats.leased_sent
+    assert sent["hit"] < passed  # the others were paid from balances
+
+
+async def test_most_calls_make_no_round_trip(processes: list[Process]) -> None:
+    """A call that a balance pays is answered in its turn, before `charge` returns."""
+    one, _ = processes
+    await one.admitted(20, hit())
+    found: list[Settled] = []
+
+    one.advances.charge([[hit()]], found.extend)
+
+    assert [settled.verdict.passes for settled in found] == [True]
+
+
+async def test_what_is_held_may_be_spent_while_the_server_is_away(
+    processes: list[Process],
+) -> None:
+    """A balance was counted, so it is spent whatever becomes of the connection."""
+    one, _ = processes
+    await one.admitted(40, hit())
+    held = one.advances.held(hit())
+    await one.store.close()
+    found: list[Settled] = []
+
+    for _ in range(held):
+        one.advances.charge([[hit()]], found.extend)
+
+    assert held > 0
+    assert [settled.outcomes[0] is not None for settled in found] == [True] * held
+
+
+async def test_hits_of_a_denied_request_are_put_back(processes: list[Process]) -> None:
+    """In a request that another limit denies nothing is spent, and the next one can use it."""
+    one, _ = processes
+    await one.admitted(20, hit())
+    held = one.advances.held(hit())
+    none = hit(Limit(0, Unit.DAY), key="b")
+
+    (denied,) = await one.ask([hit(), none])
+
+    assert not denied.verdict.passes
+    assert denied.by == 1
+    assert one.advances.held(hit()) == held
+
+
+async def test_an_addend_above_the_balance_is_charged_as_a_whole(
+    processes: list[Process],
+) -> None:
+    """Nothing of it is taken from the balance, so it passes or is denied as anywhere."""
+    one, _ = processes
+    await one.admitted(20, hit())
+    held, before = one.advances.held(hit()), await counted(one, hit())
+
+    (settled,) = await one.ask([hit(addend=held + 1)])
+
+    assert settled.verdict.passes
+    assert await counted(one, hit()) >= before + held + 1
+    assert one.stats.leased_hits["spent"] + one.stats.leased_sent["hit"] == 21
+
+
+async def test_a_balance_ends_with_its_window(processes: list[Process], clock: Time) -> None:
+    """Hits of a window that is over are lost: they are neither spent nor handed back."""
+    one, _ = processes
+    await one.admitted(40, hit())
+    held = one.advances.held(hit())
+
+    clock.now_us = T + MINUTE - 2_000
+
+    assert held > 0
+    assert one.advances.held(hit()) == 0
+    await one.ask([hit()])
+    assert one.stats.leased_hits["lost"] == held
+    assert one.stats.leased_hits["handed_back"] == 0
+
+
+@_every_way
+async def test_idle_balances_are_handed_back(
+    processes: list[Process], clock: Time, limit: Limit
+) -> None:
+    """What nobody uses for twice the time that it was asked for has room again for others."""
+    one, _ = processes
+    used = await one.admitted(40, hit(limit))
+    assert await counted(one, hit(limit)) > used
+
+    for _ in range(110):
+        clock.now_us += SECOND // 10
+        one.advances.hand_back_idle()
+        await one.quiet()
+
+    assert await counted(one, hit(limit)) == used
+    assert one.stats.leased_hits["lost"] == 0
+
+
+async def test_closing_hands_back(processes: list[Process]) -> None:
+    """A process that stops leaves on the counter just what it has admitted."""
+    one, other = processes
+    used = await one.admitted(40, hit())
+
+    await one.advances.close()
+
+    assert await counted(other, hit()) == used
+    assert one.stats.leased_hits["lost"] == 0
+
+
+async def test_another_limit_has_a_balance_of_its_own(processes: list[Process]) -> None:
+    """After a limit was changed nothing is spent of what was given under the old one."""
+    one, _ = processes
+    await one.admitted(40, hit())
+    held = one.advances.held(hit())
+    lower = _MINUTE._replace(requests_per_unit=held)
+
+    passed = await one.admitted(held, hit(lower))
+
+    assert passed == 0
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"mode": Mode.SHADOW},
+        {"mode": Mode.QUOTA},
+        {"count_denied": True},
+        {"refund": True},
+        {"addend": 0},
+    ],
+)
+async def test_what_is_charged_plainly(processes: list[Process], plain: dict[str, object]) -> None:
+    """Shadows, quotas, what counts though it is denied, refunds and peeks ask the server."""
+    one, _ = processes
+    await one.admitted(40, hit())
+    spent = one.stats.leased_hits["spent"]
+
+    await one.ask([hit()._replace(**plain)])  # type: ignore[arg-type]
+
+    assert one.stats.leased_hits["spent"] == spent
+
+
+async def test_limits_that_are_not_leased_are_charged_as_ever(processes: list[Process]) -> None:
+    """Without `sync: leased` nothing is held."""
+    one, _ = processes
+    exact = _MINUTE._replace(advances=False)
+
+    await one.admitted(40, hit(exact))
+
+    assert await counted(one, hit(exact)) == 40
+    assert len(one.advances) == 0
+
+
+async def test_after_a_reset_what_is_out_stays_good(processes: list[Process]) -> None:
+    """A reset admits one further limit, and what processes held before it."""
+    one, _ = processes
+    used = await one.admitted(40, hit())
+    held = one.advances.held(hit())
+
+    await one.store.forget([hit()])
+    passed = await one.admitted(1_200, hit())
+
+    assert passed <= 1_000 + held
+    assert used == 40
+
+
+async def test_long_windows_lose_nothing(processes: list[Process], clock: Time) -> None:
+    """An advance lives ten seconds at most. In a longer window it is handed back before that."""
+    limit = Limit(10_000, Unit.DAY, advances=True)
+    one, _ = processes
+    passed = 0
+    for _ in range(50):
+        clock.now_us += SECOND
+        passed += await one.admitted(2, hit(limit))
+        one.advances.hand_back_idle()
+        await one.quiet()
+
+    await one.advances.close()
+
+    assert passed == 100
+    assert one.stats.leased_hits["lost"] == 0
+    assert clock.now_us < T + DAY

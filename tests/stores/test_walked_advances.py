@@ -1,0 +1,89 @@
+"""Random walks of two processes with leased limits, held against the books of each window."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from ratelimit_service.model import Anchor, Calendar, Hit, Limit, Unit
+from tests.servers.redis import RedisServer
+from tests.stores.cases import MINUTE, SECOND
+from tests.stores.conftest import Time
+from tests.stores.leasing import Process, counted, hit, two_processes
+
+_STEPS = int(os.environ.get("ADVANCE_STEPS", "400"))
+_SEED = int(os.environ.get("ADVANCE_SEED", "1"))
+
+_LIMIT = Limit(200, Unit.MINUTE, advances=True)
+_WAYS = {
+    "clock": _LIMIT,
+    "first_hit": _LIMIT._replace(anchor=Anchor.FIRST_HIT),
+    "calendar": Limit(200, Unit.DAY, anchor=Calendar(Unit.DAY), advances=True),
+    "two counters": _LIMIT._replace(algorithm="sliding_window"),
+    "sub-counters": _LIMIT._replace(algorithm="sliding_window", buckets=6),
+}
+
+
+class _Walk:
+    """What two processes do by chance in one window, and what must be true after each step."""
+
+    def __init__(self, two: list[Process], clock: Time, one: Hit, chance: Random) -> None:
+        self.two = two
+        self.clock = clock
+        self.hit = one
+        self.chance = chance
+        self.admitted = 0
+        self.more = 0
+        """What a reset lets in: what was on the counter then."""
+
+    async def step(self) -> None:
+        process, chance = self.chance.choice(self.two), self.chance
+        step = chance.randrange(20)
+        if step < 12:
+            addend = chance.choice((1, 1, 1, 2, 7))
+            requests = [(self.hit._replace(addend=addend),)] * chance.randrange(1, 12)
+            for settled in await process.ask(*requests):
+                self.admitted += addend * settled.verdict.passes
+        elif step < 14:
+            none = hit(Limit(0, Unit.DAY), key="none")
+            (settled,) = await process.ask((self.hit, none))
+            assert not settled.verdict.passes
+        elif step < 18:
+            self.clock.now_us += chance.randrange(SECOND // 5)
+            process.advances.hand_back_idle()
+            await process.quiet()
+        elif step == 18:
+            process.advances.hand_back_all()
+            await process.quiet()
+        elif chance.random() < 0.05:
+            self.more += await counted(process, self.hit)
+            await process.store.forget([self.hit])
+
+    async def check(self) -> None:
+        """Nobody is above the limit, and what was counted is admitted, held, or lost."""
+        held = sum(each.advances.held(self.hit) for each in self.two)
+        lost = sum(each.stats.leased_hits["lost"] for each in self.two)
+        on_counter = await counted(self.two[0], self.hit)
+        assert self.admitted <= self.hit.spec.limit + self.more
+        assert self.admitted + held <= on_counter + self.more
+        if not self.more:
+            assert self.admitted + held + lost == on_counter
+
+
+@pytest.mark.parametrize("way", _WAYS)
+async def test_the_books_are_right_after_each_step(
+    redis_server: RedisServer, clock: Time, way: str
+) -> None:
+    """What is admitted, held and lost is what the server has counted, and not above the limit."""
+    chance = Random(f"{_SEED} {way}")
+    for number in range(max(1, _STEPS // 100)):
+        async with two_processes(redis_server, clock) as two:
+            walk = _Walk(two, clock, hit(_WAYS[way], key=str(number)), chance)
+            begun = clock.now_us
+            for _ in range(100):
+                await walk.step()
+                if clock.now_us >= begun + MINUTE - SECOND:
+                    break
+                await walk.check()
