@@ -18,7 +18,7 @@ from tests.stores.cases import T
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
 
-__all__ = ["Process", "counted", "hit", "two_processes"]
+__all__ = ["Process", "counted", "hit", "processes_on", "two_processes"]
 
 
 class Process:
@@ -56,7 +56,14 @@ async def two_processes(server: RedisServer, clock: Time) -> AsyncIterator[list[
     """Two processes on one empty Redis, which know of each other."""
     server.flush()
     clock.now_us = T
-    two = [Process(server.url, clock) for _ in range(2)]
+    async with processes_on(server.url, clock) as two:
+        yield two
+
+
+@asynccontextmanager
+async def processes_on(url: str, clock: Time) -> AsyncIterator[list[Process]]:
+    """Two processes on a store, which know of each other."""
+    two = [Process(url, clock) for _ in range(2)]
     for each in two:
         await started(each.store)
         for shard in each.store.shards:
@@ -68,9 +75,10 @@ async def two_processes(server: RedisServer, clock: Time) -> AsyncIterator[list[
             await each.advances.close()
 
 
-def hit(limit: Limit, addend: int = 1, key: str = "a") -> Hit:
+def hit(limit: Limit, addend: int = 1, key: str = "a", tag: int = 0xABCD) -> Hit:
     """A hit on a counter of this limit."""
-    return Hit(b"{0000abcd}" + key.encode() + str(limit.window_us).encode(), spec_of(limit), addend)
+    name = f"{{{tag:08x}}}{key}{limit.window_us}"
+    return Hit(name.encode(), spec_of(limit), addend)
 
 
 async def counted(process: Process, one: Hit) -> int:

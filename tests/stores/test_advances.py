@@ -8,6 +8,7 @@ import pytest
 
 from ratelimit_service.model import Anchor, Calendar, Hit, Limit, Mode, Unit
 from ratelimit_service.stores import Settled
+from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.stores import leasing
 from tests.stores.cases import DAY, MINUTE, SECOND, T
@@ -34,8 +35,8 @@ async def processes(redis_server: RedisServer, clock: Time) -> AsyncIterator[lis
         yield two
 
 
-def hit(limit: Limit = _MINUTE, addend: int = 1, key: str = "a") -> Hit:
-    return leasing.hit(limit, addend, key)
+def hit(limit: Limit = _MINUTE, addend: int = 1, key: str = "a", tag: int = 0xABCD) -> Hit:
+    return leasing.hit(limit, addend, key, tag)
 
 
 @_every_way
@@ -229,3 +230,31 @@ async def test_long_windows_lose_nothing(processes: list[Process], clock: Time) 
     assert passed == 100
     assert one.stats.leased_hits["lost"] == 0
     assert clock.now_us < T + DAY
+
+
+@pytest.mark.parametrize("where", ["ring", "cluster", "by slot"])
+async def test_wherever_counters_lie(
+    where: str, ring_url: str, redis_server: RedisServer, request: pytest.FixtureRequest,
+    clock: Time,
+) -> None:  # fmt: skip
+    """In a ring, in a cluster and slot by slot advances come from where the counter is."""
+    redis_server.flush()
+    url = {"ring": ring_url, "by slot": f"{redis_server.url}?slots=yes"}.get(where, "")
+    if where == "cluster":
+        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster.flush()
+        url = cluster.url
+    clock.now_us = T
+    keys = [hit(key=f"a{number}", tag=number * 9_999_991) for number in range(6)]
+    async with leasing.processes_on(url, clock) as two:
+        for one in keys:
+            passed = 0
+            for _ in range(60):
+                for process in two:
+                    settled = await process.ask(*[(one,)] * 10)
+                    passed += sum(each.verdict.passes for each in settled)
+            assert passed == 1_000
+        assert all(process.stats.leased_hits["spent"] > 1_000 for process in two)
+        for process in two:
+            process.advances.hand_back_all()
+            await process.quiet()
