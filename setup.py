@@ -16,7 +16,7 @@ from setuptools import Extension, setup
 COMPILED = """
     eventloop/clock observability/stats containers/sketches eventloop/scheduler net/channel
     model/request model/hit model/step model/algorithm model/decision model/limit
-    model/network model/schedule
+    model/network model/schedule model/refusal model/call_origin
     algorithms/*
     rules/match rules/moment
     stores/store stores/settled stores/keys stores/damage
@@ -30,16 +30,16 @@ COMPILED = """
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
     limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response
-    service/refusal service/faults service/asked service/memo service/planning
-    service/answering service/patience service/records service/callers
-    service/telling service/service
+    service/faults service/planned service/memo service/planning
+    service/answering service/patience service/records
+    service/telling service/batch service/service
     grpc/h2/costs grpc/h2/limits grpc/h2/frames grpc/h2/fields
-    grpc/h2/head grpc/h2/likeness
+    grpc/h2/head grpc/h2/header_template
     grpc/h2/headers grpc/h2/messages grpc/h2/events grpc/h2/streams
     grpc/h2/life grpc/h2/budget grpc/h2/open_streams grpc/h2/runs grpc/h2/sending
-    grpc/h2/control grpc/h2/receiving grpc/h2/connection
+    grpc/h2/control grpc/h2/bodies grpc/h2/receiving grpc/h2/connection
     grpc/h2/admission grpc/h2/presence
-    grpc/h2/client grpc/h2/gathered grpc/h2/callers grpc/h2/calls grpc/h2/overload
+    grpc/h2/client grpc/call_batch grpc/h2/callers grpc/calls grpc/overload
     rule_lab/simulation/world rule_lab/replay/sketches rule_lab/replay/timeline
     rule_lab/replay/use rule_lab/replay/met rule_lab/replay/play rule_lab/replay/recorded
     rule_lab/replay/logs rule_lab/replay/csv_log rule_lab/replay/envoy_log

@@ -45,7 +45,7 @@ from ratelimit_service.model import Entry, Override, OverrideKind
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.service import Answer, Service
+from ratelimit_service.service import Answer, CallbackBatch, Service
 from ratelimit_service.service import service as service_module
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
@@ -187,7 +187,7 @@ class Beside:
     def _read(self, data: bytes) -> None:
         connection, service = self.process.connection, self.service
         connection.callers.wanted = service.telling.wants_origins
-        for event in connection.receive(data).events:
+        for event in connection.receive(data):
             assert isinstance(event, Calls)
 
             def answered(answers: list[Answer], stream_ids: list[int] = event.stream_ids) -> None:
@@ -195,7 +195,7 @@ class Beside:
                     assert isinstance(answer, bytes)
                     connection.sender.answer(stream_id, answer)
 
-            service.submit(event.messages, answered, origins=event.origins)
+            service.submit(CallbackBatch(event.messages, answered, origins=event.origins))
         connection.take_output()
 
 

@@ -30,8 +30,8 @@ import trustme
 from benchmarks.profile import Process
 from benchmarks.run import told
 from ratelimit_service import compiled
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import costs, frames
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.connection import Connection
 from ratelimit_service.grpc.h2.frames import (
     ACK,

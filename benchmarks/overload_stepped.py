@@ -46,11 +46,11 @@ from benchmarks.run import told
 from benchmarks.stepped_loop import Loop, Socket
 from benchmarks.stepped_redis import NODES
 from ratelimit_service.eventloop.scheduler import shared_scheduler
+from ratelimit_service.grpc.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2 import client as served
 from ratelimit_service.grpc.h2.budget import Memory
-from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
-from ratelimit_service.grpc.h2.overload import Overload
 from ratelimit_service.grpc.health import HealthService
+from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules

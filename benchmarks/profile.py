@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.load import SHAPES
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.connection import Calls, Connection
 from ratelimit_service.grpc.h2.frames import (
     ACK,
@@ -28,7 +28,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.service import Answer, Service
+from ratelimit_service.service import Answer, CallbackBatch, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Done, Settled, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
@@ -102,7 +102,7 @@ class Process:
         marks.clear()
         connection = self.connection
         started = time.perf_counter()
-        for event in connection.receive(data).events:
+        for event in connection.receive(data):
             assert isinstance(event, Calls)
             marks.append(time.perf_counter())
 
@@ -113,7 +113,7 @@ class Process:
                     assert isinstance(answer, bytes)
                     connection.sender.answer(stream_id, answer)
 
-            self.service.submit(event.messages, answered)
+            self.service.submit(CallbackBatch(event.messages, answered))
         connection.take_output()
         ended = [*marks, time.perf_counter()]
         return [end - start for start, end in zip([started, *marks], ended, strict=True)]

@@ -33,7 +33,7 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
     SettingId,
 )
-from ratelimit_service.grpc.h2.server import H2Server
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from ratelimit_client.asked import request_of
 from ratelimit_client.describe import Description, HTTPRequest, described
+from ratelimit_client.descriptors import request_of
 from ratelimit_client.limiter import Lease, Limiter
 from ratelimit_client.responses import DECISION, UNASKED, Response, allowed_headers, denial
 
@@ -48,15 +48,15 @@ class RateLimitMiddleware:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        asked = _request(scope)
-        descriptors = described(self._description, asked)
+        http_request = _request(scope)
+        descriptors = described(self._description, http_request)
         if not descriptors:
             scope[DECISION] = UNASKED
             await self._app(scope, receive, send)
             return
         decision = await self._limiter.check(*descriptors)
         if not decision:
-            await _refuse(scope, receive, send, denial(decision, asked.method))
+            await _refuse(scope, receive, send, denial(decision, http_request.method))
             return
         scope[DECISION] = decision
         added = [

@@ -22,20 +22,20 @@ class Denials:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._found: OrderedDict[Request, tuple[float, float, Decision]] = OrderedDict()
+        self._remembered: OrderedDict[Request, tuple[float, float, Decision]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, request: Request, now: float) -> Decision | None:
         """The denial of exactly this request, if it must still hold."""
         with self._lock:
-            found = self._found.get(request)
-            if found is None:
+            denial = self._remembered.get(request)
+            if denial is None:
                 return None
-            asked_at, until, decision = found
+            asked_at, until, decision = denial
             if now >= until:
-                del self._found[request]
+                del self._remembered[request]
                 return None
-            self._found.move_to_end(request)
+            self._remembered.move_to_end(request)
         return replace(decision, reason=Reason.KNOWN_DENIAL, age=now - asked_at)
 
     def put(
@@ -56,12 +56,12 @@ class Denials:
         if until <= asked_at:
             return
         with self._lock:
-            self._found[request] = asked_at, until, decision
-            self._found.move_to_end(request)
-            if len(self._found) > self._most:
-                self._found.popitem(last=False)
+            self._remembered[request] = asked_at, until, decision
+            self._remembered.move_to_end(request)
+            if len(self._remembered) > self._most:
+                self._remembered.popitem(last=False)
 
     def clear(self) -> None:
         """Forgets all, since hits were given back."""
         with self._lock:
-            self._found.clear()
+            self._remembered.clear()

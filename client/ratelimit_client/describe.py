@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ratelimit_client.asked import Described
+from ratelimit_client.descriptors import Described
 from ratelimit_client.model import Value
 
 __all__ = ["Description", "HTTPRequest", "Part", "address", "described", "header", "method", "path"]
@@ -41,14 +41,14 @@ Description = (
 def described(description: Description, request: HTTPRequest) -> list[Described]:
     """The descriptors of a request; none if it is not to be limited."""
     if callable(description):
-        found = description(request)
-        if found is None:
+        result = description(request)
+        if result is None:
             return []
-        return list(found) if isinstance(found, Sequence) else [found]
+        return list(result) if isinstance(result, Sequence) else [result]
     descriptors: list[Described] = []
-    for each in description:
+    for parts in description:
         entries: dict[str, Value] = {}
-        for key, part in each.items():
+        for key, part in parts.items():
             value = part(request) if callable(part) else part
             if value is None:
                 break

@@ -107,20 +107,20 @@ class SyncGrpcCalls:
 
 
 def _reason(address: str, code: grpc.StatusCode, details: str | None) -> LimiterError:
-    said = details or ""
+    text = details or ""
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return BadRequestError(f"the service refuses the request: {said}")
+        return BadRequestError(f"the service refuses the request: {text}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"the service at {address} gave no answer in time")
-    not_sent = code is grpc.StatusCode.UNAVAILABLE and said.startswith(_NOT_SENT)
-    if not_sent and "http1.x" in said:
-        said = (
+    not_sent = code is grpc.StatusCode.UNAVAILABLE and text.startswith(_NOT_SENT)
+    if not_sent and "http1.x" in text:
+        text = (
             f"it speaks HTTP/1, not gRPC: write http://{address} for HTTP, or name the gRPC port, "
             "8081 if nothing else was said"
         )
     if not_sent:
-        return UnavailableError(f"no service answers at {address}: {said}", retriable=True)
-    return UnavailableError(f"the service at {address} answers {code.name}: {said}")
+        return UnavailableError(f"no service answers at {address}: {text}", retriable=True)
+    return UnavailableError(f"the service at {address} answers {code.name}: {text}")
 
 
 def _decoded(address: str, answer: bytes) -> Decision:

@@ -137,14 +137,14 @@ def _decision(url: str, answer: httpx.Response, text: bytes) -> Decision:
     if answer.status_code in _DECIDED:
         with suppress(ValueError):
             return from_json(text)
-    said = text[:200].decode(errors="replace").strip()
+    reason = text[:200].decode(errors="replace").strip()
     if answer.status_code in _REFUSED:
-        raise BadRequestError(f"the service refuses the request: {said}")
+        raise BadRequestError(f"the service refuses the request: {reason}")
     wait = answer.headers.get("retry-after", "")
     if answer.status_code in _LATER and wait.isdecimal():
         raise UnavailableError(
-            f"{url} answers {answer.status_code}: {said}", retriable=True, retry_after=float(wait)
+            f"{url} answers {answer.status_code}: {reason}", retriable=True, retry_after=float(wait)
         )
     if answer.status_code in _DECIDED:
         raise UnavailableError(f"what answers at {url} is no rate limit service")
-    raise UnavailableError(f"{url} answers {answer.status_code}: {said}")
+    raise UnavailableError(f"{url} answers {answer.status_code}: {reason}")

@@ -8,7 +8,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 from ratelimit_client.model import Decision, Descriptor, Limit, Request, Status, Unit
-from ratelimit_client.wire import decided
+from ratelimit_client.wire import reason_of
 
 __all__ = ["from_json", "to_json"]
 
@@ -18,31 +18,33 @@ _CODES = {"OK": True, "OVER_LIMIT": False}
 
 def to_json(request: Request) -> bytes:
     """A RateLimitRequest."""
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "domain": request.domain,
-        "descriptors": [_descriptor(each, request.cost) for each in request.descriptors],
+        "descriptors": [
+            _descriptor(descriptor, request.cost) for descriptor in request.descriptors
+        ],
     }
     if request.cost > 1:
-        said["hitsAddend"] = request.cost
-    return json.dumps(said).encode()
+        fields["hitsAddend"] = request.cost
+    return json.dumps(fields).encode()
 
 
 def _descriptor(descriptor: Descriptor, cost: int) -> dict[str, object]:
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "entries": [{"key": key, "value": value} for key, value in descriptor.entries]
     }
     if limit := descriptor.limit:
-        said["limit"] = {
+        fields["limit"] = {
             "requestsPerUnit": limit.requests,
             "unit": limit.unit.name if limit.unit is not Unit.WEEK else _WEEK,
             "unitMultiplier": limit.multiplier,
         }
     own = 0 if descriptor.cost is None and not cost else descriptor.cost
     if own is not None:
-        said["hitsAddend"] = own
+        fields["hitsAddend"] = own
     if descriptor.refund:
-        said["isNegativeHits"] = True
-    return said
+        fields["isNegativeHits"] = True
+    return fields
 
 
 _WEEK = 7
@@ -52,28 +54,31 @@ _WEEK = 7
 def from_json(text: bytes) -> Decision:
     """Reads a RateLimitResponse. Raises ValueError if it is none."""
     try:
-        said = json.loads(text)
-        statuses = tuple(_status(each) for each in said.get("statuses", ()))
-        return decided(
-            _CODES[said["overallCode"]],
+        answer = json.loads(text)
+        statuses = tuple(_status(fields) for fields in answer.get("statuses", ()))
+        metadata = dict(answer.get("dynamicMetadata", {}))
+        allowed = _CODES[answer["overallCode"]]
+        return Decision(
+            allowed,
+            reason_of(allowed, statuses, metadata),
             statuses,
-            tuple(_header(each) for each in said.get("responseHeadersToAdd", ())),
-            tuple(_header(each) for each in said.get("requestHeadersToAdd", ())),
-            base64.b64decode(said.get("rawBody", "")),
-            dict(said.get("dynamicMetadata", {})),
-            _used_up_until(said.get("quota", {})),
+            tuple(_header(fields) for fields in answer.get("responseHeadersToAdd", ())),
+            tuple(_header(fields) for fields in answer.get("requestHeadersToAdd", ())),
+            base64.b64decode(answer.get("rawBody", "")),
+            metadata,
+            denied_until=None if allowed else _used_up_until(answer.get("quota", {})),
         )
     except (AttributeError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         raise ValueError("it is no RateLimitResponse in JSON") from error
 
 
-def _status(said: dict[str, object]) -> Status:
-    limit = said.get("currentLimit")
-    reset = said.get("durationUntilReset")
+def _status(fields: dict[str, object]) -> Status:
+    limit = fields.get("currentLimit")
+    reset = fields.get("durationUntilReset")
     return Status(
-        said.get("code") != "OVER_LIMIT",
+        fields.get("code") != "OVER_LIMIT",
         _limit(limit) if isinstance(limit, dict) else None,
-        _number(said.get("limitRemaining", 0)),
+        _number(fields.get("limitRemaining", 0)),
         float(reset.removesuffix("s")) if isinstance(reset, str) else None,
     )
 
@@ -86,21 +91,21 @@ def _used_up_until(quota: dict[str, object]) -> float | None:
     return since // timedelta(microseconds=1) / 1_000_000
 
 
-def _limit(said: dict[str, object]) -> Limit:
+def _limit(fields: dict[str, object]) -> Limit:
     return Limit(
-        _number(said.get("requestsPerUnit", 0)),
-        Unit[str(said["unit"])],
-        _number(said.get("unitMultiplier", 1)),
-        str(said.get("name", "")),
+        _number(fields.get("requestsPerUnit", 0)),
+        Unit[str(fields["unit"])],
+        _number(fields.get("unitMultiplier", 1)),
+        str(fields.get("name", "")),
     )
 
 
-def _number(said: object) -> int:
+def _number(value: object) -> int:
     """Proto3 JSON writes numbers of 64 bits as text."""
-    if isinstance(said, int | str):
-        return int(said)
-    raise ValueError(f"{said!r} is no whole number")
+    if isinstance(value, int | str):
+        return int(value)
+    raise ValueError(f"{value!r} is no whole number")
 
 
-def _header(said: dict[str, object]) -> tuple[str, str]:
-    return str(said["key"]), str(said.get("value", ""))
+def _header(fields: dict[str, object]) -> tuple[str, str]:
+    return str(fields["key"]), str(fields.get("value", ""))

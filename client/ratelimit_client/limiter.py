@@ -6,11 +6,10 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from types import TracebackType
 from typing import Generic, ParamSpec, Protocol, Self, TypeVar
 
-from ratelimit_client.asked import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.clock import Clock, SystemClock
+from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
 from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, log
@@ -63,12 +62,7 @@ class Limiter:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -161,8 +155,8 @@ class Limiter:
 
             @functools.wraps(function)
             async def checked(*arguments: P.args, **keywords: P.kwargs) -> R:
-                found, own = computed(descriptors, entries, cost, arguments, keywords)
-                decision = await self.check(*found, cost=own)
+                values, own = computed(descriptors, entries, cost, arguments, keywords)
+                decision = await self.check(*values, cost=own)
                 if not decision:
                     raise DeniedError(decision)
                 return await function(*arguments, **keywords)
@@ -216,12 +210,7 @@ class Limiter:
 class _Block(Protocol):
     """What ends with its block."""
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    async def __aexit__(self, _: object, error: BaseException | None, __: object, /) -> None: ...
 
 
 H = TypeVar("H", bound=_Block)
@@ -241,14 +230,9 @@ class Opening(Generic[H]):
         self._held = await self._take()
         return self._held
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._held is not None:
-            await self._held.__aexit__(kind, error, traceback)
+            await self._held.__aexit__(kind, error, trace)
 
 
 class Lease:
@@ -263,12 +247,7 @@ class Lease:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await _seen_through(self.release())
 
     async def release(self) -> None:
@@ -296,12 +275,7 @@ class Budget:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await _seen_through(self._end(error))
 
     def spend(self, cost: int) -> None:

@@ -156,14 +156,15 @@ class Request:
 
     def costing(self, cost: int) -> Request:
         """The same, but without the descriptors that have a cost of their own."""
-        rest = tuple(each for each in self.descriptors if each.cost is None)
+        rest = tuple(descriptor for descriptor in self.descriptors if descriptor.cost is None)
         return Request(self.domain, rest, cost)
 
     def given_back(self, lease: str = "") -> Request:
         """What takes it back: all of it, or only the lease of that name."""
         entry = ((LEASE, lease),) if lease else ()
         descriptors = tuple(
-            replace(each, entries=each.entries + entry, refund=True) for each in self.descriptors
+            replace(descriptor, entries=descriptor.entries + entry, refund=True)
+            for descriptor in self.descriptors
         )
         return replace(self, descriptors=descriptors)
 
@@ -227,11 +228,11 @@ class Decision:
     @property
     def status(self) -> Status | None:
         """The one that decided: over with the longest wait, else with the fewest hits left."""
-        counted = [each for each in self.statuses if each.limit is not None]
-        over = [each for each in counted if not each.allowed]
+        counted = [status for status in self.statuses if status.limit is not None]
+        over = [status for status in counted if not status.allowed]
         if over and not self.allowed:
-            return max(over, key=lambda each: each.reset or 0)
-        return min(counted, key=lambda each: each.remaining, default=None)
+            return max(over, key=lambda status: status.reset or 0)
+        return min(counted, key=lambda status: status.remaining, default=None)
 
     @property
     def limit(self) -> Limit | None:
@@ -247,7 +248,7 @@ class Decision:
     def retry_after(self) -> float | None:
         """Seconds until a denied request passes; None if it is allowed, or if nobody knows."""
         over = () if self.allowed else self.statuses
-        waits = [each.reset for each in over if not each.allowed and each.reset is not None]
+        waits = [status.reset for status in over if not status.allowed and status.reset is not None]
         return max(0.0, max(waits) - self.age) if waits else None
 
     @property
@@ -275,6 +276,6 @@ class DeniedError(LimiterError):
 
     def __init__(self, decision: Decision) -> None:
         wait = decision.retry_after
-        said = decision.detail if wait is None else f"try again in {wait:g} s"
-        super().__init__("the request is denied" + (f": {said}" if said else ""))
+        hint = decision.detail if wait is None else f"try again in {wait:g} s"
+        super().__init__("the request is denied" + (f": {hint}" if hint else ""))
         self.decision = decision

@@ -60,8 +60,8 @@ def denial(decision: Decision, method: str) -> Response:
         if name.lower() == "content-type":
             content_type = _UNSAFE.sub("?", value)
     if not body:
-        said = _UNAVAILABLE if unavailable else _problem(decision, wait)
-        body, content_type = json.dumps(said).encode(), "application/problem+json"
+        problem = _UNAVAILABLE if unavailable else _problem(decision, wait)
+        body, content_type = json.dumps(problem).encode(), "application/problem+json"
     headers += [("Content-Type", content_type), ("Content-Length", str(len(body)))]
     if method == "HEAD":
         body = b""
@@ -74,16 +74,16 @@ _UNAVAILABLE: Final = {"type": "about:blank", "title": "Service Unavailable", "s
 
 
 def _problem(decision: Decision, wait: int | None) -> dict[str, object]:
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "type": _QUOTA_EXCEEDED,
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
     }
     limit = decision.limit
     if limit is not None:
-        said["violated-policies"] = [limit.name or _by_window(limit)]
+        fields["violated-policies"] = [limit.name or _by_window(limit)]
     if wait is not None:
-        said["retry_after"] = wait
-    return said
+        fields["retry_after"] = wait
+    return fields
 
 
 def _by_window(limit: Limit) -> str:

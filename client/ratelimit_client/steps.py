@@ -204,8 +204,8 @@ class Asking:
     def _say_unlimited(self, request: Request) -> None:
         """Logs once that no rule limits what is asked: a name may be mistyped."""
         with self._lock:
-            said, self._said_unlimited = self._said_unlimited, True
-        if not said:
+            logged, self._said_unlimited = self._said_unlimited, True
+        if not logged:
             keys = [[key for key, _ in each.entries] for each in request.descriptors]
             log.warning(
                 "no limit holds for the domain %r with the entries %s: unless that is meant, look "

@@ -6,11 +6,10 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from ratelimit_client.asked import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.clock import Clock, SystemClock
+from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
 from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, log
@@ -49,12 +48,7 @@ class SyncLimiter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -100,8 +94,8 @@ class SyncLimiter:
 
             @functools.wraps(function)
             def checked(*arguments: P.args, **keywords: P.kwargs) -> R:
-                found, own = computed(descriptors, entries, cost, arguments, keywords)
-                decision = self.check(*found, cost=own)
+                values, own = computed(descriptors, entries, cost, arguments, keywords)
+                decision = self.check(*values, cost=own)
                 if not decision:
                     raise DeniedError(decision)
                 return function(*arguments, **keywords)
@@ -163,12 +157,7 @@ class SyncLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
@@ -192,12 +181,7 @@ class SyncBudget:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self.spent is None or self.spent == self._charged:
             return
         try:

@@ -74,22 +74,22 @@ class _Fake:
         if self.away:
             raise UnavailableError("the fake service is away")
         statuses = []
-        for each in request.descriptors:
+        for descriptor in request.descriptors:
             waits = [
                 wait
                 for entries, wait in self.denied.items()
-                if set(entries) <= set(each.entries) and not each.refund
+                if set(entries) <= set(descriptor.entries) and not descriptor.refund
             ]
             if waits:
                 statuses.append(Status(False, _LIMIT, 0, max(waits)))
             else:
                 statuses.append(Status(True, _LIMIT, 1, 60.0))
-        allowed = all(each.allowed for each in statuses)
+        allowed = all(status.allowed for status in statuses)
         reason = Reason.WITHIN_LIMIT if allowed else Reason.OVER_LIMIT
         return Decision(allowed, reason, tuple(statuses))
 
 
-class _Told:
+class _Scripted:
     """How tests tell a fake what to answer."""
 
     def __init__(self, fake: _Fake, clock: VirtualClock) -> None:
@@ -154,7 +154,7 @@ class _SyncTransport:
         pass
 
 
-class FakeLimiter(_Told, Limiter):
+class FakeLimiter(_Scripted, Limiter):
     """A limiter that allows everything but what it is told to deny. It knows no rules."""
 
     def __init__(
@@ -167,7 +167,7 @@ class FakeLimiter(_Told, Limiter):
     ) -> None:
         """As `Limiter`, without an address."""
         fake, clock = _Fake(), VirtualClock()
-        _Told.__init__(self, fake, clock)
+        _Scripted.__init__(self, fake, clock)
         Limiter.__init__(
             self,
             "",
@@ -180,7 +180,7 @@ class FakeLimiter(_Told, Limiter):
         )
 
 
-class FakeSyncLimiter(_Told, SyncLimiter):
+class FakeSyncLimiter(_Scripted, SyncLimiter):
     """`FakeLimiter` in place of a `SyncLimiter`."""
 
     def __init__(
@@ -193,7 +193,7 @@ class FakeSyncLimiter(_Told, SyncLimiter):
     ) -> None:
         """As `SyncLimiter`, without an address."""
         fake, clock = _Fake(), VirtualClock()
-        _Told.__init__(self, fake, clock)
+        _Scripted.__init__(self, fake, clock)
         SyncLimiter.__init__(
             self,
             "",

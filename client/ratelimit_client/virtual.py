@@ -56,7 +56,7 @@ def _snapshot(rules: str | Path) -> Snapshot:
             file = Path(directory) / "rules.yaml"
             file.write_text(rules)
             return _snapshot(file)
-    problems = [each for each in lint([rules]).problems if each.fatal(strict=False)]
+    problems = [problem for problem in lint([rules]).problems if problem.fatal(strict=False)]
     if problems:
         raise ValueError("\n".join(map(str, problems)))
     loaded = Rules(FromFiles(rules), stats=Stats(), health=Health())

@@ -6,7 +6,7 @@ Two messages need no generated code and no library. Fields that are not known ar
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ratelimit_client.errors import BadRequestError
@@ -20,7 +20,7 @@ from ratelimit_client.model import (
     Unit,
 )
 
-__all__ = ["METHOD", "decided", "decode", "encode"]
+__all__ = ["METHOD", "decode", "encode", "reason_of"]
 
 METHOD: Final = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
@@ -51,7 +51,9 @@ _MILLION: Final = 1_000_000
 def encode(request: Request) -> bytes:
     """A serialized RateLimitRequest. Raises BadRequestError for one that is too large."""
     parts = [_field(1, request.domain.encode())]
-    parts += [_field(2, _descriptor(each, request.cost)) for each in request.descriptors]
+    parts += [
+        _field(2, _descriptor(descriptor, request.cost)) for descriptor in request.descriptors
+    ]
     if request.cost > 1:
         parts.append(b"\x18" + _varint(request.cost))
     body = b"".join(parts)
@@ -68,10 +70,10 @@ def _descriptor(descriptor: Descriptor, cost: int) -> bytes:
         entry = _field(1, key.encode()) + (_field(2, value.encode()) if value else b"")
         parts.append(_field(1, entry))
     if limit := descriptor.limit:
-        said = b"\x08" + _varint(limit.requests) + b"\x10" + _varint(_NUMBERS[limit.unit])
+        content = b"\x08" + _varint(limit.requests) + b"\x10" + _varint(_NUMBERS[limit.unit])
         if limit.multiplier != 1:
-            said += _field(3, b"\x08" + _varint(limit.multiplier))
-        parts.append(_field(2, said))
+            content += _field(3, b"\x08" + _varint(limit.multiplier))
+        parts.append(_field(2, content))
     # A request's 0 means 1; a descriptor's own 0 is a look.
     own = 0 if descriptor.cost is None and not cost else descriptor.cost
     if own is not None:
@@ -82,12 +84,12 @@ def _descriptor(descriptor: Descriptor, cost: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -121,46 +123,28 @@ def decode(body: bytes) -> Decision:
                 denied_until = _used_up_until(value)
     if code not in {_OK, _OVER_LIMIT}:
         raise ValueError(f"the answer's code is {code}")
-    return decided(
-        code == _OK,
+    allowed = code == _OK
+    return Decision(
+        allowed,
+        reason_of(allowed, statuses, metadata),
         tuple(statuses),
         tuple(headers),
         tuple(request_headers),
         raw_body,
         metadata,
-        denied_until,
+        denied_until=None if allowed else denied_until,
     )
 
 
-def decided(
-    allowed: bool,
-    statuses: tuple[Status, ...],
-    headers: tuple[tuple[str, str], ...],
-    request_headers: tuple[tuple[str, str], ...],
-    body: bytes,
-    metadata: dict[str, object],
-    denied_until: float | None = None,
-) -> Decision:
-    """The decision that an answer comes to, with its reason."""
+def reason_of(allowed: bool, statuses: Sequence[Status], metadata: Mapping[str, object]) -> Reason:
+    """Why an answer came to this."""
     if metadata.get("by_policy"):
-        reason = Reason.FAILURE_POLICY
-    elif not allowed:
-        reason = Reason.OVER_LIMIT
-    elif any(status.limit for status in statuses):
-        reason = Reason.WITHIN_LIMIT
-    else:
-        reason = Reason.NO_LIMIT
-    until = None if allowed else denied_until
-    return Decision(
-        allowed,
-        reason,
-        statuses,
-        headers,
-        request_headers,
-        body,
-        metadata,
-        denied_until=until,
-    )
+        return Reason.FAILURE_POLICY
+    if not allowed:
+        return Reason.OVER_LIMIT
+    if any(status.limit for status in statuses):
+        return Reason.WITHIN_LIMIT
+    return Reason.NO_LIMIT
 
 
 def _status(body: bytes) -> Status:
@@ -198,8 +182,8 @@ def _limit(body: bytes) -> Limit:
 
 
 def _duration(body: bytes) -> float:
-    found = {number: value for number, value in _fields(body) if isinstance(value, int)}
-    return found.get(1, 0) + found.get(2, 0) / 1_000_000_000
+    parts = {number: value for number, value in _fields(body) if isinstance(value, int)}
+    return parts.get(1, 0) + parts.get(2, 0) / 1_000_000_000
 
 
 def _used_up_until(body: bytes) -> float | None:
@@ -210,18 +194,18 @@ def _used_up_until(body: bytes) -> float | None:
             case 1, int():
                 requests = value
             case 2, bytes():
-                found = {field: part for field, part in _fields(value) if isinstance(part, int)}
-                until = (found.get(1, 0) * _MILLION + found.get(2, 0) // 1_000) / _MILLION
+                parts = {field: part for field, part in _fields(value) if isinstance(part, int)}
+                until = (parts.get(1, 0) * _MILLION + parts.get(2, 0) // 1_000) / _MILLION
     return until if requests == 1 else None
 
 
 def _wrapped(body: bytes) -> int:
     """The number in a `google.protobuf.UInt32Value`."""
-    found = 0
+    wrapped = 0
     for number, value in _fields(body):
         if number == 1 and isinstance(value, int):
-            found = value
-    return found
+            wrapped = value
+    return wrapped
 
 
 def _header(body: bytes) -> tuple[str, str]:
@@ -237,7 +221,7 @@ def _header(body: bytes) -> tuple[str, str]:
 
 def _struct(body: bytes, depth: int = 0) -> dict[str, object]:
     """The members of a `google.protobuf.Struct`."""
-    found: dict[str, object] = {}
+    members: dict[str, object] = {}
     for _, member in _fields(body):
         key, item = "", None
         for number, value in _fields(_expect_bytes(member)):
@@ -245,31 +229,31 @@ def _struct(body: bytes, depth: int = 0) -> dict[str, object]:
                 key = _expect_bytes(value).decode()
             elif number == 2:
                 item = _value(_expect_bytes(value), depth + 1)
-        found[key] = item
-    return found
+        members[key] = item
+    return members
 
 
 def _value(body: bytes, depth: int) -> object:
     """A `google.protobuf.Value`, as JSON has it."""
     if depth > _DEEPEST:
         raise ValueError("the metadata are nested too deep")
-    found: object = None
+    result: object = None
     for number, value in _fields(body):
         match number, value:
             case 1, _:
-                found = None
+                result = None
             case 2, float():
-                found = value
+                result = value
             case 3, bytes():
-                found = value.decode()
+                result = value.decode()
             case 4, int():
-                found = bool(value)
+                result = bool(value)
             case 5, bytes():
-                found = _struct(value, depth + 1)
+                result = _struct(value, depth + 1)
             case 6, bytes():
-                items = [_value(_expect_bytes(each), depth + 1) for _, each in _fields(value)]
-                found = items
-    return found
+                items = [_value(_expect_bytes(element), depth + 1) for _, element in _fields(value)]
+                result = items
+    return result
 
 
 def _expect_bytes(value: int | float | bytes) -> bytes:

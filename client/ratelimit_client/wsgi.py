@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from ratelimit_client.asked import request_of
 from ratelimit_client.describe import Description, HTTPRequest, described
+from ratelimit_client.descriptors import request_of
 from ratelimit_client.responses import DECISION, UNASKED, allowed_headers, denial
 from ratelimit_client.sync import SyncLease, SyncLimiter
 
@@ -31,14 +31,14 @@ class RateLimitMiddleware:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serves one request."""
-        asked = _request(environ)
-        descriptors = described(self._description, asked)
+        http_request = _request(environ)
+        descriptors = described(self._description, http_request)
         if not descriptors:
             environ[DECISION] = UNASKED
             return self._app(environ, start_response)
         decision = self._limiter.check(*descriptors)
         if not decision:
-            response = denial(decision, asked.method)
+            response = denial(decision, http_request.method)
             start_response(f"{response.status} {response.phrase}", response.headers)
             return [response.body]
         environ[DECISION] = decision

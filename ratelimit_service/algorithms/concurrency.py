@@ -92,8 +92,8 @@ class _Leases:
         while rest and 0 <= at < len(self._leases):
             time, held, name = _LEASE.unpack_from(self._leases, at)
             given = min(held, rest)
-            kept = _LEASE.pack(time, held - given, name) if held > given else b""
-            self._leases = self._leases[:at] + kept + self._leases[at + _LEASE.size :]
+            remainder = _LEASE.pack(time, held - given, name) if held > given else b""
+            self._leases = self._leases[:at] + remainder + self._leases[at + _LEASE.size :]
             rest -= given
             at = self._find(lease, at)
         self.total -= hits - rest
@@ -118,10 +118,10 @@ class _Leases:
         """Where the next lease with this id is, -1 if there is none; without an id the next."""
         if not lease:
             return at
-        found = self._leases.find(lease, at)
-        while found >= 0 and found % _LEASE.size != _ID_AT:
-            found = self._leases.find(lease, found + 1)
-        return found - _ID_AT if found >= 0 else -1
+        offset = self._leases.find(lease, at)
+        while offset >= 0 and offset % _LEASE.size != _ID_AT:
+            offset = self._leases.find(lease, offset + 1)
+        return offset - _ID_AT if offset >= 0 else -1
 
 
 def charge(

@@ -199,7 +199,7 @@ def _anchor_text(limit: Limit) -> str:
     return Anchor.FIRST_HIT.value if limit.anchor is Anchor.FIRST_HIT else ""
 
 
-def _anchor_said(limit: Limit) -> str:
+def _anchor_phrase(limit: Limit) -> str:
     return "from the first hit" if limit.anchor is Anchor.FIRST_HIT else ""
 
 
@@ -207,7 +207,7 @@ def _per_text(limit: Limit) -> str:
     return "calendar" if isinstance(limit.anchor, Calendar) else ""
 
 
-def _per_said(limit: Limit) -> str:
+def _per_phrase(limit: Limit) -> str:
     if not isinstance(limit.anchor, Calendar):
         return ""
     start = f" from {WEEKDAYS[limit.anchor.week_start]}" if limit.unit is Unit.WEEK else ""
@@ -224,7 +224,7 @@ def _week_start_text(limit: Limit) -> str:
     return WEEKDAYS[limit.anchor.week_start]
 
 
-def _nothing_said(_limit: Limit) -> str:
+def _no_phrase(_limit: Limit) -> str:
     return ""
 
 
@@ -237,7 +237,7 @@ _PARAMETERS: Final = (
         field="anchor",
         words=("calendar",),
         text_of=_per_text,
-        said_of=_per_said,
+        phrase_of=_per_phrase,
     ),
     Parameter(
         "time_zone",
@@ -247,7 +247,7 @@ _PARAMETERS: Final = (
         field="anchor",
         beside="per",
         text_of=_time_zone_text,
-        said_of=_nothing_said,
+        phrase_of=_no_phrase,
     ),
     Parameter(
         "week_start",
@@ -258,7 +258,7 @@ _PARAMETERS: Final = (
         words=WEEKDAYS,
         beside="per",
         text_of=_week_start_text,
-        said_of=_nothing_said,
+        phrase_of=_no_phrase,
     ),
     Parameter(
         "anchor",
@@ -269,7 +269,7 @@ _PARAMETERS: Final = (
         field="anchor",
         words=tuple(map(str, Anchor)),
         text_of=_anchor_text,
-        said_of=_anchor_said,
+        phrase_of=_anchor_phrase,
     ),
 )
 

@@ -29,7 +29,7 @@ _MAX_WAIT: Final = Parameter(
     "Makes a `leaky_bucket` a queue: a number with `ms`, `s`, `m`, `h`, `d` or `w`.",
     field="max_wait_us",
     instead="to delay hits use leaky_bucket",
-    said="a queue of at most {}",
+    phrase="a queue of at most {}",
 )
 
 

@@ -10,8 +10,8 @@ last change in ticks, and the rate that was the rule's then. `lua/level.lua` is 
 
 A rule's new rate counts from the last change on. So a lower rate can find used what by the old one
 had long leaked away: a state is kept for as long as it could tell at a rate of 1, but no longer
-than `_KEPT_US` if it was as new by its own rate. After that it counts for nothing, also where it
-has been kept.
+than `_RETENTION_US` if it was as new by its own rate. After that it counts for nothing, also where
+it has been kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["BURST", "burst_of", "charge", "contradictions", "refund"]
 
 _STATE: Final = struct.Struct(">cBIddI")
 
-_KEPT_US: Final = 600_000_000
+_RETENTION_US: Final = 600_000_000
 
 
 class _Level:
@@ -136,7 +136,7 @@ def _forgotten_us(state: bytes, spec: CounterSpec) -> int:
         then = (then // ticks - -level // (rate * ticks)) * ticks
     else:
         then -= -level // rate
-    return max(then * TICKS_US[tick], int(last) * TICKS_US[tick] + _KEPT_US)
+    return max(then * TICKS_US[tick], int(last) * TICKS_US[tick] + _RETENTION_US)
 
 
 def charge(

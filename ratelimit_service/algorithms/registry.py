@@ -14,6 +14,7 @@ from ratelimit_service.model import (
     MAX_EXACT,
     TICKS_US,
     Algorithm,
+    CounterForm,
     CounterSpec,
     Limit,
     Parameter,
@@ -39,7 +40,7 @@ NAMES: Final = (
     "leaky_bucket",
     "concurrency",
 )
-"""The places number them in script calls: new ones go to the end, and none is ever taken out."""
+"""Their indices number them in script calls: new ones go to the end, and none is ever taken out."""
 
 
 def _declared(name: str) -> Algorithm:
@@ -86,8 +87,8 @@ def value_of(limit: Limit, parameter: Parameter) -> int:
         value = getattr(limit, parameter.field)
         return value if isinstance(value, int) else 0
     own = [each.name for each in ALGORITHMS[limit.algorithm].parameters if not each.field]
-    place = own.index(parameter.name)
-    return limit.own[place] if place < len(limit.own) else 0
+    index = own.index(parameter.name)
+    return limit.own[index] if index < len(limit.own) else 0
 
 
 def capacity_of(limit: Limit) -> int:
@@ -109,21 +110,17 @@ def spec_of(limit: Limit) -> CounterSpec:
     if algorithm.ticks:
         whole = hard + limit.reserved  # all limits of a pool count in the same ticks
         tick = _tick_exponent(limit.window_us, max(2, whole + (rate or whole)))
-    return CounterSpec(
-        algorithm,
-        hard,
-        limit.window_us,
-        rate,
+    form = CounterForm(
         tick,
         limit.anchor,
         limit.buckets,
         limit.stepped,
         limit.max_wait_us > 0,
         limit.own,
-        limit.reserved,
         # What passes with a warning, or counts though it is denied, has to be asked one by one.
         limit.advances and not (limit.soft_ppm or limit.count_denied),
     )
+    return CounterSpec(algorithm, hard, limit.window_us, rate, limit.reserved, form)
 
 
 def _tick_exponent(window_us: int, hits: int) -> int:

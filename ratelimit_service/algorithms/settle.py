@@ -25,7 +25,7 @@ Changes = dict[bytes, tuple[Hit, Step]]
 def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], Changes, int]:
     """Settles one request; returns a step for each hit, in order, what to write, and who denies.
 
-    Who denies is the place of the hit that denies the request, -1 if it passes.
+    Who denies is the index of the hit that denies the request, -1 if it passes.
 
     `read` gives a counter's state. The caller makes it atomic: nobody else may read or write
     these counters between the call and the writing of the changes.
@@ -35,39 +35,39 @@ def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], C
     scratch = committed.copy()
     descriptors = _descriptors(hits)
     verdicts = []
-    for places in descriptors:
-        mode = hits[places[0]].mode
-        before = scratch.copy() if mode is Mode.SHADOW and len(places) > 1 else None
-        for place in places:
-            steps[place] = _charge(hits[place], scratch, read, now_us)
-        over = not all(steps[place].passed for place in places)
+    for indices in descriptors:
+        mode = hits[indices[0]].mode
+        before = scratch.copy() if mode is Mode.SHADOW and len(indices) > 1 else None
+        for index in indices:
+            steps[index] = _charge(hits[index], scratch, read, now_us)
+        over = not all(steps[index].passed for index in indices)
         if over and before is not None:
-            _withhold(hits, places, steps, before, read, now_us)
+            _withhold(hits, indices, steps, before, read, now_us)
             scratch = before
         verdicts.append((mode, over))
     by = denying(verdicts)
     if by >= 0:
-        by = next(place for place in descriptors[by] if not steps[place].passed)
-        places = [place for place, hit in enumerate(hits) if not hit.refund]
-        _withhold(hits, places, steps, committed, read, now_us)
+        by = next(index for index in descriptors[by] if not steps[index].passed)
+        indices = [index for index, hit in enumerate(hits) if not hit.refund]
+        _withhold(hits, indices, steps, committed, read, now_us)
         scratch = committed
     return steps, scratch, by
 
 
 def denying(descriptors: Sequence[tuple[Mode, bool]]) -> int:
-    """The place of the descriptor that denies the request; -1 if it passes.
+    """The index of the descriptor that denies the request; -1 if it passes.
 
     A descriptor is its mode and whether it is over. An enforced one that is over denies; quotas
     deny when all of them are over, the first of them in the name of all.
     """
     first = -1
     room = False
-    for place, (mode, over) in enumerate(descriptors):
+    for index, (mode, over) in enumerate(descriptors):
         if mode is Mode.ENFORCED and over:
-            return place
+            return index
         if mode is Mode.QUOTA:
             room = room or not over
-            first = place if first < 0 else first
+            first = index if first < 0 else first
     return -1 if room else first
 
 
@@ -75,14 +75,14 @@ _ABSENT: Final = Step(True, None, 0, 0, 0, 0, False)
 
 
 def _descriptors(hits: Sequence[Hit]) -> list[list[int]]:
-    """The places of the hits that charge, those of one descriptor together."""
-    found: list[list[int]] = []
-    for place, hit in enumerate(hits):
+    """The indices of the hits that charge, those of one descriptor together."""
+    groups: list[list[int]] = []
+    for index, hit in enumerate(hits):
         if hit.joined and not hit.refund:
-            found[-1].append(place)
+            groups[-1].append(index)
         elif not hit.refund:
-            found.append([place])
-    return found
+            groups.append([index])
+    return groups
 
 
 def _state(key: bytes, changes: Changes, read: _Read) -> State | None:
@@ -93,10 +93,10 @@ def _state(key: bytes, changes: Changes, read: _Read) -> State | None:
 def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) -> Changes:
     """Fills in the steps of the refunds; returns what they changed."""
     changes: Changes = {}
-    for place, hit in enumerate(hits):
+    for index, hit in enumerate(hits):
         if hit.refund:
             state = _state(hit.key, changes, read)
-            steps[place] = step = hit.spec.algorithm.refund(
+            steps[index] = step = hit.spec.algorithm.refund(
                 state, now_us, hit.addend, hit.spec, hit.lease, hit.receipt
             )
             if step.counted:
@@ -136,22 +136,22 @@ def _given(hit: Hit, state: State | None, now_us: int) -> int:
 
 def _withhold(
     hits: Sequence[Hit],
-    places: Sequence[int],
+    indices: Sequence[int],
     steps: list[Step],
     changes: Changes,
     read: _Read,
     now_us: int,
 ) -> None:
     """Counts of these hits only what is counted in any case, and what is left with that."""
-    for place in places:
-        hit = hits[place]
+    for index in indices:
+        hit = hits[index]
         counted = _charge(hit, changes, read, now_us).counted if hit.count_denied else 0
-        if steps[place].counted != counted:
-            steps[place] = steps[place]._replace(counted=counted)
-    for place in places:
-        if steps[place].passed:
-            hit = hits[place]
+        if steps[index].counted != counted:
+            steps[index] = steps[index]._replace(counted=counted)
+    for index in indices:
+        if steps[index].passed:
+            hit = hits[index]
             peek = hit.spec.algorithm.charge(
                 _state(hit.key, changes, read), now_us, 0, hit.spec, False, b""
             )
-            steps[place] = steps[place]._replace(remaining=peek.remaining, reset_us=peek.reset_us)
+            steps[index] = steps[index]._replace(remaining=peek.remaining, reset_us=peek.reset_us)

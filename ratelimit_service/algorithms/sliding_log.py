@@ -159,12 +159,12 @@ def _read(state: State | None, now_us: int, window_us: int) -> tuple[_Log, bool]
 def _held(state: State | None, now_us: int, spec: CounterSpec) -> list[Held]:
     """The hits that still count, those of one moment together."""
     log, _ = _read(state, now_us, spec.window_us)
-    found, time, at = [], log.base, 0
+    held, time, at = [], log.base, 0
     while at < len(log.entries):
         since, hits, at = _entry_at(log.entries, at)
         time += since
-        found.append(Held(time, hits))
-    return found
+        held.append(Held(time, hits))
+    return held
 
 
 def _reset_us(log: _Log, now_us: int, window_us: int) -> int:

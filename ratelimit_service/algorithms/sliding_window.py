@@ -110,10 +110,10 @@ def unpacked(state: State | None) -> tuple[int, int, int]:
     """The number and the counts of such a state; the number is below 0 if it is none."""
     if not isinstance(state, bytes) or len(state) != _TWO.size or state[0] != _TWO_MARK:
         return -1, 0, 0
-    found: tuple[bytes, float, int, int] = _TWO.unpack(state)
-    if not 0 <= found[1] < _MOST_NUMBER:
+    fields: tuple[bytes, float, int, int] = _TWO.unpack(state)
+    if not 0 <= fields[1] < _MOST_NUMBER:
         return -1, 0, 0
-    return int(found[1]), found[2], found[3]
+    return int(fields[1]), fields[2], fields[3]
 
 
 def refund(
@@ -273,40 +273,40 @@ class _Buckets:
 
     def take_off(self, addend: int) -> int:
         rest = addend
-        for place, count in enumerate(self._counts):
-            self._counts[place] -= min(count, rest)
+        for index, count in enumerate(self._counts):
+            self._counts[index] -= min(count, rest)
             rest -= min(count, rest)
         return addend - rest
 
     def undo(self, addend: int, receipt: Receipt) -> int:
         """Takes them off the part that the receipt is of."""
         number = receipt.until_us // self._part_us - self._spec.buckets - 1
-        place = self._number - number
-        if not 0 <= place < len(self._counts):
+        index = self._number - number
+        if not 0 <= index < len(self._counts):
             return 0
-        given_back = min(self._counts[place], addend)
-        self._counts[place] -= given_back
+        given_back = min(self._counts[index], addend)
+        self._counts[index] -= given_back
         return given_back
 
     def reset_us(self) -> int:
-        for place, count in enumerate(self._counts):
+        for index, count in enumerate(self._counts):
             if count:
-                return self._gone_us(place)
+                return self._gone_us(index)
         return 0
 
     def retry_us(self, addend: int) -> int:
         limit = self._spec.limit
         if addend > limit:
             return self._spec.window_us
-        excess, place = self.count() + addend - limit, len(self._counts)
+        excess, index = self.count() + addend - limit, len(self._counts)
         while excess > 0:
-            place -= 1
-            excess -= self._counts[place]
-        return self._gone_us(place)
+            index -= 1
+            excess -= self._counts[index]
+        return self._gone_us(index)
 
-    def _gone_us(self, place: int) -> int:
+    def _gone_us(self, index: int) -> int:
         """From now until a part is no longer within the window."""
-        after = self._number - place + self._spec.buckets + 1
+        after = self._number - index + self._spec.buckets + 1
         return after * self._part_us - self._now_us
 
 
@@ -333,7 +333,7 @@ _BUCKETS: Final = Parameter(
     "The sub-counters of a `sliding_window`, 2 to 360.",
     field="buckets",
     instead="sub-counters belong to sliding_window",
-    said="{} buckets",
+    phrase="{} buckets",
     least=2,
     most=360,
 )

@@ -21,7 +21,7 @@ _REFILL: Final = Parameter(
     "continuous",
     field="stepped",
     instead="to refill at once use token_bucket",
-    said="refilled at once",
+    phrase="refilled at once",
     words=("continuous", "stepped"),
 )
 

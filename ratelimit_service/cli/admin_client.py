@@ -53,13 +53,13 @@ class AdminClient:
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> object:
         """What a route tells, as JSON has it. Raises RateLimitError."""
-        return self._asked("GET", f"{path}?{urlencode(query)}" if query else path)
+        return self._exchange("GET", f"{path}?{urlencode(query)}" if query else path)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> object:
         """Has a route change something. Raises RateLimitError."""
-        return self._asked("POST", path, body or {})
+        return self._exchange("POST", path, body or {})
 
-    def _asked(self, method: str, path: str, body: Mapping[str, object] | None = None) -> object:
+    def _exchange(self, method: str, path: str, body: Mapping[str, object] | None = None) -> object:
         endpoint = self.address.endpoint
         headers = {"Host": "localhost"} if self._path is not None else {}
         if self.address.token:
@@ -77,16 +77,16 @@ class AdminClient:
         if len(text) == _MOST_BYTES:
             raise TransportError(f"{endpoint} answers more than {_MOST_BYTES} bytes")
         try:
-            said = json.loads(text)
+            answered = json.loads(text)
         except ValueError:
-            said = None
-        if status == 200 and said is not None:
-            return said
-        raise self._refused(status, said)
+            answered = None
+        if status == 200 and answered is not None:
+            return answered
+        raise self._refused(status, answered)
 
-    def _refused(self, status: int, said: object) -> RateLimitError:
+    def _refused(self, status: int, answered: object) -> RateLimitError:
         endpoint = self.address.endpoint
-        if not isinstance(said, dict) or not isinstance(said.get("error"), str):
+        if not isinstance(answered, dict) or not isinstance(answered.get("error"), str):
             return TransportError(
                 f"what answers at {endpoint} is no admin listener: name it with --admin HOST:PORT"
             )
@@ -95,11 +95,11 @@ class AdminClient:
             return RateLimitError(
                 f"the service at {endpoint} asks for a token: give {what} in RATELIMIT_ADMIN_TOKEN"
             )
-        if status == 404 and "here" in said:
+        if status == 404 and "here" in answered:
             return RateLimitError(
                 f"the service at {endpoint} is of another version: it does not know what was asked"
             )
-        return RateLimitError(said["error"])
+        return RateLimitError(answered["error"])
 
     def _connection(self) -> HTTPConnection:
         if self._path is not None:
@@ -151,14 +151,14 @@ def _why_not(address: AdminAddress, error: OSError | HTTPException | UnicodeErro
             "the same, so look before you ask again"
         )
     if address.tls_ca and _is_unwelcome(error):
-        asked = (
+        demand = (
             "does not take this client certificate: give another"
             if address.tls_cert
             else ("asks for a client certificate: give one")
         )
         return (
             f"the admin listener at {endpoint} has ended the connection after the handshake, so it "
-            f"{asked} with --admin-tls-cert FILE"
+            f"{demand} with --admin-tls-cert FILE"
         )
     if isinstance(error, ssl.SSLError):
         return (

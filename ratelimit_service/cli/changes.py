@@ -23,9 +23,9 @@ def summary(changes: Sequence[Change]) -> str:
     """How many changes there are, and of which kinds."""
     if not changes:
         return "no changes"
-    kinds = Counter(each.kind for each in changes)
-    told = [f"{kinds[kind]} {_KINDS[kind]}" for kind in ChangeKind if kinds[kind]]
-    return f"{count(len(changes), 'change')}: {', '.join(told)}"
+    kinds = Counter(change.kind for change in changes)
+    parts = [f"{kinds[kind]} {_KINDS[kind]}" for kind in ChangeKind if kinds[kind]]
+    return f"{count(len(changes), 'change')}: {', '.join(parts)}"
 
 
 _KINDS = {kind: str(kind) for kind in ChangeKind} | {ChangeKind.CALLERS: "of callers"}
@@ -43,18 +43,18 @@ def _text(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _subject(change: Change) -> str:
-    place = change.path or "the whole domain"
+    where = change.path or "the whole domain"
     rule = change.new or change.old
     at = f" at {rule.source}" if rule and change.kind is not ChangeKind.CALLERS else ""
-    return f"domain {change.domain}: {place}{at}"
+    return f"domain {change.domain}: {where}{at}"
 
 
 def _sides(change: Change) -> Iterator[tuple[str, str]]:
     """What held and what holds, as pairs; "" where there is nothing to be said."""
     if change.details:
-        yield from ((each.old, each.new) for each in change.details)
+        yield from ((detail.old, detail.new) for detail in change.details)
     elif change.kind is ChangeKind.CALLERS:
-        yield _met(change.old), _met(change.new)
+        yield _rule_text(change.old), _rule_text(change.new)
     elif change.path:
         yield (
             policy_text(change.old) if change.old else "",
@@ -70,21 +70,21 @@ def _notes(change: Change) -> Iterator[str]:
         yield "the domain is not known any more: its requests are allowed, and nothing is counted"
     for reason in change.anew:
         yield f"counters start anew: {reason}"
-    for each in change.callers:
-        yield _callers_text(change, each)
+    for callers in change.callers:
+        yield _callers_text(change, callers)
 
 
 def _callers_text(change: Change, callers: Callers) -> str:
     anew = "; their counters start anew" if callers.anew else ""
     such = f"callers such as {path_text(callers.example)}"
     if change.kind is ChangeKind.ADDED:
-        return f"{such} met {_met(callers.old)}{anew}"
+        return f"{such} met {_rule_text(callers.old)}{anew}"
     if change.kind is ChangeKind.REMOVED:
-        return f"{such} meet {_met(callers.new)} now{anew}"
+        return f"{such} meet {_rule_text(callers.new)} now{anew}"
     return f"{such} meet another rule{anew}"
 
 
-def _met(rule: Rule | None) -> str:
+def _rule_text(rule: Rule | None) -> str:
     return f"rule {rule.path} ({policy_text(rule)})" if rule else "no rule"
 
 
@@ -100,18 +100,18 @@ def _described(change: Change) -> dict[str, object]:
         "old": _rule(change.old),
         "new": _rule(change.new),
         "details": [
-            {"kind": each.kind, "old": each.old or None, "new": each.new or None}
-            for each in change.details
+            {"kind": item.kind, "old": item.old or None, "new": item.new or None}
+            for item in change.details
         ],
         "counters_start_anew": list(change.anew),
         "callers": [
             {
-                "example": [list(entry) for entry in each.example],
-                "old": _rule(each.old),
-                "new": _rule(each.new),
-                "counters_start_anew": each.anew,
+                "example": [list(entry) for entry in item.example],
+                "old": _rule(item.old),
+                "new": _rule(item.new),
+                "counters_start_anew": item.anew,
             }
-            for each in change.callers
+            for item in change.callers
         ],
     }
 

@@ -29,7 +29,7 @@ def completion(shell: str) -> int:
     Example: ratelimit completion bash >> ~/.bashrc
     """
     root = click.get_current_context().find_root().command
-    asked = _SHELLS[shell](root, {}, "ratelimit", _ASKS)
+    completer = _SHELLS[shell](root, {}, "ratelimit", _ASKS)
     # Click's own `source` would start bash only to ask for its version.
-    say((asked.source_template % asked.source_vars()).strip())
+    say((completer.source_template % completer.source_vars()).strip())
     return 0

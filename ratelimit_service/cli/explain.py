@@ -80,8 +80,8 @@ def explain(
         keys = _counter_keys(domain, explanation, known.shard_by if known else None)
         steered = overrides_taking(admin, domain, text) if overrides else None
         if as_json:
-            told = {**_explained(explanation, keys), "count_denied": counted}
-            click.echo(json.dumps(told if steered is None else {**told, "overrides": steered}))
+            fields = {**_explained(explanation, keys), "count_denied": counted}
+            click.echo(json.dumps(fields if steered is None else {**fields, "overrides": steered}))
         else:
             say(str(explanation))
             for key in keys:
@@ -90,8 +90,8 @@ def explain(
                 say(f"if it is denied: {_COUNTED[counted]} (--count-denied {counted})")
                 for line in _cannot_owe(explanation):
                     say(line)
-            for each in steered or ():
-                say_line(f"override: {override_text(each)}")
+            for override in steered or ():
+                say_line(f"override: {override_text(override)}")
             if steered == []:
                 say("no override takes it")
     return 2 if health.faults else 0
@@ -108,7 +108,7 @@ def _cannot_owe(explanation: Explanation) -> list[str]:
     from ratelimit_service.algorithms import ALGORITHMS  # noqa: PLC0415
 
     rule = explanation.match.rule
-    names = dict.fromkeys([each.algorithm for each in rule.limits] if rule else [])
+    names = dict.fromkeys([limit.algorithm for limit in rule.limits] if rule else [])
     return [
         f"but {name} counts only hits for which there is room: a limit that is asked with 0 hits, "
         "and charged afterwards, should be a window"
@@ -124,12 +124,12 @@ def _counter_keys(
     from ratelimit_service.algorithms import spec_of  # noqa: PLC0415
     from ratelimit_service.stores.keys import CounterNames  # noqa: PLC0415
 
-    found = explanation.match
+    match = explanation.match
     return [
         CounterNames(domain, spec_of(limit), shard_by, limit)
-        .key(found.identity, found.shared)
+        .key(match.identity, match.shared)
         .decode("utf-8", "backslashreplace")
-        for limit in (found.rule.limits if found.rule else ())
+        for limit in (match.rule.limits if match.rule else ())
     ]
 
 

@@ -45,7 +45,7 @@ def health(http: str | None, http_tls_cert: str | None) -> int:
     address = http or below.get("http") or Settings().http
     tls = http_tls_cert or below.get("http_tls_cert")
     try:
-        status, text = _asked(address, tls=bool(tls))
+        status, text = _fetched(address, tls=bool(tls))
     except BadStatusLine:
         say(
             f"what answers at {address} speaks no HTTP/1: if it is the service's gRPC port, name "
@@ -55,14 +55,14 @@ def health(http: str | None, http_tls_cert: str | None) -> int:
         return _NOT_READY
     except (OSError, HTTPException) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
-        said = f"no service answers at {address}: {why}; name its HTTP port with --http HOST:PORT"
-        say(said, err=True)
+        text = f"no service answers at {address}: {why}; name its HTTP port with --http HOST:PORT"
+        say(text, err=True)
         return _NOT_READY
     say(text.strip())
     return 0 if status == 200 else _NOT_READY
 
 
-def _asked(address: str, *, tls: bool) -> tuple[int, str]:
+def _fetched(address: str, *, tls: bool) -> tuple[int, str]:
     from http.client import HTTPConnection, HTTPSConnection  # noqa: PLC0415
 
     host, port = split_address(address)

@@ -100,11 +100,11 @@ def hit(
         raise click.UsageError("--timeout is 0: write a duration above 0, as in 1s or 500ms")
     tls = ClientTLS(tls_ca, tls_cert, tls_key) if tls_ca else None
     override = parse_limit(limit) if limit else None
-    asked = tuple(
+    parsed = tuple(
         parse_descriptor(text)._replace(limit=override, hits_addend=hits, is_negative_hits=refund)
         for text in descriptors
     )
-    request = Request(domain, asked)
+    request = Request(domain, parsed)
     denied = 0
     with Client(address, tls) as client:
         for _ in range(repeat):
@@ -131,21 +131,21 @@ def _lines(
 ) -> Iterator[str]:
     """The decision for people: on one line, or one line a descriptor below it."""
     names = [format_descriptor(descriptor) for descriptor in request.descriptors]
-    told = [
-        _told(status, why.get(place), overrides.get(place))
-        for place, status in enumerate(decision.statuses)
+    texts = [
+        _status_text(status, why.get(index), overrides.get(index))
+        for index, status in enumerate(decision.statuses)
     ]
     head = f"{decision.code.name:<10}  {request.domain}"
     marks = "".join(f", {header.key}: {header.value}" for header in decision.request_headers)
     if len(names) == 1:
-        yield f"{head} {names[0]}  {told[0]}{marks}"
+        yield f"{head} {names[0]}  {texts[0]}{marks}"
         return
     yield f"{head}{marks.replace(',', ' ', 1)}"
-    for name, status, text in zip(names, decision.statuses, told, strict=True):
+    for name, status, text in zip(names, decision.statuses, texts, strict=True):
         yield f"  {status.code.name:<10}  {name}  {text}"
 
 
-def _told(status: Status, why: str | None, override: str | None) -> str:
+def _status_text(status: Status, why: str | None, override: str | None) -> str:
     if why is not None:
         return f"not counted: {why}"
     return _counted(status) + (f", by {override}" if override else "")
@@ -178,9 +178,9 @@ def _as_json(decision: Decision, why: Mapping[int, str]) -> dict[str, object]:
                     "unit_multiplier": status.limit.multiplier,
                     "name": status.limit.name,
                 },
-                **({"not_counted": why[place]} if place in why else {}),
+                **({"not_counted": why[index]} if index in why else {}),
             }
-            for place, status in enumerate(decision.statuses)
+            for index, status in enumerate(decision.statuses)
         ],
         "response_headers": dict(decision.response_headers),
         "request_headers": dict(decision.request_headers),

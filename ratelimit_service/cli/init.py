@@ -120,10 +120,10 @@ def _domains_beside(file: Path) -> dict[str, Path]:
     from ratelimit_service.rules.files import TESTS, read_rule_files  # noqa: PLC0415
     from ratelimit_service.rules.schema import parse  # noqa: PLC0415
 
-    found: dict[str, Path] = {}
+    domains: dict[str, Path] = {}
     for path in sorted(file.parent.glob("[!.]*.y*ml")):
         if path.name.endswith(TESTS) or not path.is_file():
             continue
         for name, data in read_rule_files(path).files.items():
-            found.setdefault(parse(name, data).domain, path)
-    return found
+            domains.setdefault(parse(name, data).domain, path)
+    return domains

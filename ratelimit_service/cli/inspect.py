@@ -45,24 +45,24 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     Example: ratelimit inspect demo user=alice
     """
     text = format_descriptor(parse_descriptor(descriptor))
-    told: Any = admin.get("/inspect", {"domain": domain, "descriptor": text})
+    answer: Any = admin.get("/inspect", {"domain": domain, "descriptor": text})
     steered = overrides_taking(admin, domain, text)
     if as_json:
-        click.echo(json.dumps({**told, "overrides": steered}))
+        click.echo(json.dumps({**answer, "overrides": steered}))
     else:
-        for line in _lines(told):
+        for line in _lines(answer):
             say_line(line)
-        for each in steered:
-            say_line(f"override: {override_text(each)}")
+        for override in steered:
+            say_line(f"override: {override_text(override)}")
     return 0
 
 
-def standing(told: Any) -> Iterator[str]:
+def standing(answer: Any) -> Iterator[str]:
     """A line for each counter: how it stands, as `/inspect` has told; or why there is none."""
-    for counter in told["counters"]:
+    for counter in answer["counters"]:
         yield _standing(counter)
-    if not told["counters"]:
-        yield told["why"]
+    if not answer["counters"]:
+        yield answer["why"]
 
 
 def _standing(counter: Any) -> str:
@@ -75,12 +75,12 @@ def _standing(counter: Any) -> str:
     return f"{name}{counter['limit']}: {counter['count']} used{over}{until}"
 
 
-def _lines(told: Any) -> Iterator[str]:
-    if not told["counters"]:
-        yield told["why"]
+def _lines(answer: Any) -> Iterator[str]:
+    if not answer["counters"]:
+        yield answer["why"]
         return
-    yield f"{told['domain']}: rule {told['rule']} ({told['source']})"
-    for counter in told["counters"]:
+    yield f"{answer['domain']}: rule {answer['rule']} ({answer['source']})"
+    for counter in answer["counters"]:
         yield _standing(counter)
         if "unknown" in counter:
             continue
@@ -98,25 +98,25 @@ def _lines(told: Any) -> Iterator[str]:
 
 def _steered(counter: Any) -> Iterator[str]:
     """Which overrides decide in the place of the rule's limit."""
-    for each in counter.get("by_override", ()):
-        named = f"{each['kind']} {each['id']}"
-        if each["kind"] in _SET_ASIDE:
-            yield f"  set aside: {named} {_SET_ASIDE[each['kind']]}"
+    for override in counter.get("by_override", ()):
+        named = f"{override['kind']} {override['id']}"
+        if override["kind"] in _SET_ASIDE:
+            yield f"  set aside: {named} {_SET_ASIDE[override['kind']]}"
         else:
             yield f"  set by {named}; the rule has {counter['rule_limit']}"
 
 
 def _one_by_one(counter: Any) -> Iterator[str]:
     """The leases or hits of a counter."""
-    each = counter.get("leases", counter.get("log", []))
-    earlier = counter.get("held_in_all", 0) - len(each[-_MOST_LINES:])
+    items = counter.get("leases", counter.get("log", []))
+    earlier = counter.get("held_in_all", 0) - len(items[-_MOST_LINES:])
     if earlier > 0:
         yield f"  {earlier} older"
-    for one in each[-_MOST_LINES:]:
-        lease = f"lease {one['lease']}, " if "lease" in one else ""
+    for item in items[-_MOST_LINES:]:
+        lease = f"lease {item['lease']}, " if "lease" in item else ""
         yield (
-            f"  {lease}{count(one['hits'], 'hit')}, {_seconds(one['age_seconds'])} old, "
-            f"ends in {_seconds(one['ends_seconds'])}"
+            f"  {lease}{count(item['hits'], 'hit')}, {_seconds(item['age_seconds'])} old, "
+            f"ends in {_seconds(item['ends_seconds'])}"
         )
 
 

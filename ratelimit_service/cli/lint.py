@@ -42,17 +42,19 @@ def lint(paths: Sequence[Path], shape: str) -> int:
     if _STDIN in paths:
         if len(paths) > 1:
             raise click.UsageError("- stands alone: standard input is one file")
-        found = lint_text("<stdin>", sys.stdin.buffer.read())
+        linted = lint_text("<stdin>", sys.stdin.buffer.read())
     else:
-        found = lint_paths(paths)
-    colours = {f"{each.source}:": "cyan" if each.hint else "red" for each in found.problems}
+        linted = lint_paths(paths)
+    colours = {
+        f"{reported.source}:": "cyan" if reported.hint else "red" for reported in linted.problems
+    }
     colour = (colours | {"^": "yellow"}).get if shape == "text" else None
-    for line in FORMATS[shape](found):
+    for line in FORMATS[shape](linted):
         say(line, colour=colour)
-    problems = sum(not problem.hint for problem in found.problems)
-    hints = sum(problem.hint and problem.kind != SKIPPED for problem in found.problems)
-    told = f"{count(problems, 'problem') if problems else 'no problems'} found"
-    say(f"{told}, {count(hints, 'hint')}" if hints else told, err=True)
+    problems = sum(not problem.hint for problem in linted.problems)
+    hints = sum(problem.hint and problem.kind != SKIPPED for problem in linted.problems)
+    summary = f"{count(problems, 'problem') if problems else 'no problems'} found"
+    say(f"{summary}, {count(hints, 'hint')}" if hints else summary, err=True)
     return 1 if problems else 0
 
 

@@ -75,8 +75,8 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = "steer" if cmd_name in _STEERING else cmd_name
-        found: object = getattr(import_module(f"ratelimit_service.cli.{module}"), cmd_name)
-        return found if isinstance(found, click.Command) else None
+        command: object = getattr(import_module(f"ratelimit_service.cli.{module}"), cmd_name)
+        return command if isinstance(command, click.Command) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

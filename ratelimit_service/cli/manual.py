@@ -47,7 +47,7 @@ def describe(group: click.Group, program: str) -> Iterator[Described]:
 def paragraphs(command: click.Command) -> list[str]:
     """What a command says it does, each paragraph on one line."""
     text = inspect.cleandoc(command.help or "")
-    return [" ".join(each.split()) for each in text.split("\n\n")]
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
 
 def _described(command: click.Command, context: click.Context) -> Described:

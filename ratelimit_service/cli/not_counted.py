@@ -14,18 +14,18 @@ _SOME_LIMIT = Limit(1, Unit.YEAR)
 
 def not_counted(decision: Decision) -> Iterator[int]:
     """The places of the descriptors that no count decided on; unlimited ones are not among them."""
-    for place, status in enumerate(decision.statuses):
+    for index, status in enumerate(decision.statuses):
         if status.limit is None and not status.remaining:
-            yield place
+            yield index
 
 
 def overrides_of(decision: Decision) -> dict[int, str]:
     """The operator's overrides that took part, by place of the descriptor, as text."""
-    found: dict[int, str] = {}
-    for place, each in _listed(decision, "by_override"):
-        told = f"{each['kind']} {each['id']}"
-        found[place] = f"{found[place]}, {told}" if place in found else told
-    return {place: f"override ({told})" for place, told in found.items()}
+    texts: dict[int, str] = {}
+    for index, override in _listed(decision, "by_override"):
+        text = f"{override['kind']} {override['id']}"
+        texts[index] = f"{texts[index]}, {text}" if index in texts else text
+    return {index: f"override ({text})" for index, text in texts.items()}
 
 
 def why_not_counted(
@@ -40,45 +40,47 @@ def why_not_counted(
     banned = decision.code is Code.OVER_LIMIT and _names_ban(decision)
     reasons: dict[int, str] = {}
     served: bool | None = None
-    for place in not_counted(decision):
-        if place in policies:
-            reasons[place] = f"failure policy {policies[place]}: the service's health says why"
+    for index in not_counted(decision):
+        if index in policies:
+            reasons[index] = f"failure policy {policies[index]}: the service's health says why"
             continue
-        if place in overrides:
-            reasons[place] = overrides[place]
+        if index in overrides:
+            reasons[index] = overrides[index]
             continue
         if banned:
-            reasons[place] = "another descriptor of the request is banned"
+            reasons[index] = "another descriptor of the request is banned"
             continue
         if served is None:
             served = _knows(client, request, timeout_us)
         if not served:
-            reasons[place] = f"the service has no domain {request.domain!r}"
+            reasons[index] = f"the service has no domain {request.domain!r}"
         elif len(request.descriptors) > 1 and _counts(
-            client, request.domain, request.descriptors[place], timeout_us
+            client, request.domain, request.descriptors[index], timeout_us
         ):
-            reasons[place] = "another rule of the request replaces its own"
+            reasons[index] = "another rule of the request replaces its own"
         else:
-            reasons[place] = "no rule matches"
+            reasons[index] = "no rule matches"
     return reasons
 
 
 def _names_ban(decision: Decision) -> bool:
     """Whether a ban took part: then nothing of a denied request is counted."""
-    return any(each["kind"] == OverrideKind.BAN for _, each in _listed(decision, "by_override"))
+    return any(
+        override["kind"] == OverrideKind.BAN for _, override in _listed(decision, "by_override")
+    )
 
 
 def _policies(decision: Decision) -> dict[int, str]:
     """The failure policies that decided, by place."""
-    return {place: str(each["policy"]) for place, each in _listed(decision, "by_policy")}
+    return {index: str(decided["policy"]) for index, decided in _listed(decision, "by_policy")}
 
 
 def _listed(decision: Decision, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     """What an answer's metadata lists under a name, with the place of its descriptor."""
     listed = (decision.metadata or {}).get(name)
     if isinstance(listed, list):
-        for each in listed:
-            yield int(each["descriptor"]), each
+        for item in listed:
+            yield int(item["descriptor"]), item
 
 
 def _knows(client: Client, request: Request, timeout_us: int) -> bool:

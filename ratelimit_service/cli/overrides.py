@@ -12,7 +12,7 @@ import click
 
 from ratelimit_service.cli.admin import AS_JSON, asks_admin
 from ratelimit_service.cli.say import say_line
-from ratelimit_service.cli.steer import REASON, say_removed, told_by, warn
+from ratelimit_service.cli.steer import REASON, checked_answer, say_removed, warn
 from ratelimit_service.cli.words import utf8
 from ratelimit_service.errors import OverrideError, RateLimitError
 from ratelimit_service.eventloop.clock import now_us
@@ -85,14 +85,19 @@ def overrides(
         return _import(admin, _read(what), check=check, as_json=as_json)
     if what is not None:
         raise click.UsageError(f"{what!r} is too much: export prints, so write > FILE")
-    told = told_by(admin.get("/overrides"))
-    found: list[_Fields] = told["overrides"]
-    if action is None and as_json:
-        say_line(json.dumps(told))
+    return _list(admin, export=action == "export", as_json=as_json)
+
+
+def _list(admin: AdminClient, *, export: bool, as_json: bool) -> int:
+    """Prints those in force: in words, as one JSON object, or as a line of JSON each."""
+    answer = checked_answer(admin.get("/overrides"))
+    overrides: list[_Fields] = answer["overrides"]
+    if as_json and not export:
+        say_line(json.dumps(answer))
         return 0
-    for each in found:
-        say_line(json.dumps(each) if action == "export" else override_text(each))
-    if not found:
+    for override in overrides:
+        say_line(json.dumps(override) if export else override_text(override))
+    if not overrides:
         say_line("no override is in force", err=True)
     return 0
 
@@ -106,7 +111,7 @@ def _read(path: str) -> list[_Fields]:
         raise RateLimitError(f"{path} is no UTF-8, so it is no list of overrides") from error
     except OSError as error:
         raise RateLimitError(f"{path} cannot be read: {because(error)}") from error
-    found: list[_Fields] = []
+    overrides: list[_Fields] = []
     numbers: dict[object, int] = {}
     for number, fields in enumerate(_listed(text), 1):
         where = f"override {number}"
@@ -121,8 +126,8 @@ def _read(path: str) -> list[_Fields]:
             if same in numbers:
                 raise RateLimitError(f"{where} is about the same as override {numbers[same]}")
             numbers[same] = number
-        found.append(named)
-    return found
+        overrides.append(named)
+    return overrides
 
 
 def _name_of(fields: _Fields) -> str:
@@ -145,24 +150,24 @@ def _listed(text: str) -> list[object]:
 
 def _line(number: int, line: str) -> object:
     try:
-        said: object = json.loads(line)
+        parsed: object = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RateLimitError(f"line {number} is no JSON: {error}") from error
-    return said
+    return parsed
 
 
-def _import(admin: AdminClient, found: Sequence[_Fields], *, check: bool, as_json: bool) -> int:
+def _import(admin: AdminClient, overrides: Sequence[_Fields], *, check: bool, as_json: bool) -> int:
     """Has all of them looked at, then all of them added."""
-    asked = ({"overrides": part, "check": True} for part in _parts(found))
-    told = [told_by(admin.post(_ROUTE, each)) for each in asked]
-    _fits(told)
+    bodies = ({"overrides": part, "check": True} for part in _parts(overrides))
+    answers = [checked_answer(admin.post(_ROUTE, body)) for body in bodies]
+    _fits(answers)
     if not check:
-        told = _added(admin, found)
+        answers = _added(admin, overrides)
     sums: Counter[str] = Counter()
-    for each in told:
-        sums.update({name: each[name] for name in _COUNTED})
-    notes = [note for each in told for note in each["notes"]]
-    warnings = list(dict.fromkeys(each["warning"] for each in told if "warning" in each))
+    for answer in answers:
+        sums.update({name: answer[name] for name in _COUNTED})
+    notes = [note for answer in answers for note in answer["notes"]]
+    warnings = list(dict.fromkeys(answer["warning"] for answer in answers if "warning" in answer))
     if as_json:
         counted = {name: sums[name] for name in _COUNTED}
         say_line(json.dumps({**counted, "notes": notes, "warnings": warnings}))
@@ -171,18 +176,18 @@ def _import(admin: AdminClient, found: Sequence[_Fields], *, check: bool, as_jso
     parts = [f"{sums[name]} {would}{name}" for name in ("added", "replaced") if sums[name]]
     parts += [f"{sums['unchanged']} there already"] if sums["unchanged"] else []
     parts += [f"{sums['ended']} had ended"] if sums["ended"] else []
-    say_line(f"{count(len(found), 'override')}: {', '.join(parts) or 'nothing to do'}")
+    say_line(f"{count(len(overrides), 'override')}: {', '.join(parts) or 'nothing to do'}")
     more = len(notes) - _MOST_NOTES
     warn({"notes": [*notes[:_MOST_NOTES], *([f"and {more} more"] if more > 0 else []), *warnings]})
     return 0
 
 
-def _fits(told: Sequence[_Fields]) -> None:
+def _fits(answers: Sequence[_Fields]) -> None:
     """Raises OverrideError if there would be too many."""
-    if not told:
+    if not answers:
         return
-    there = told[-1]["in_force"]
-    more = {name: sum(each["more"][name] for each in told) for name in there}
+    there = answers[-1]["in_force"]
+    more = {name: sum(answer["more"][name] for answer in answers) for name in there}
     if more["overrides"] > 0 and there["overrides"] + more["overrides"] > MAX_OVERRIDES:
         raise OverrideError(
             f"there are {there['overrides']} overrides, these are {more['overrides']} more, and "
@@ -193,32 +198,32 @@ def _fits(told: Sequence[_Fields]) -> None:
         raise too_many_patterns()
 
 
-def _added(admin: AdminClient, found: Sequence[_Fields]) -> list[_Fields]:
+def _added(admin: AdminClient, overrides: Sequence[_Fields]) -> list[_Fields]:
     """Has all of them added. Raises RateLimitError, which says how far it came."""
-    told: list[_Fields] = []
+    answers: list[_Fields] = []
     done = 0
-    for part in _parts(found):
+    for part in _parts(overrides):
         try:
-            told.append(told_by(admin.post(_ROUTE, {"overrides": part})))
+            answers.append(checked_answer(admin.post(_ROUTE, {"overrides": part})))
         except RateLimitError as error:
             raise RateLimitError(
-                f"{error}; {done} of {count(len(found), 'override')} are in force: import the same "
-                "file again, what is there already stays"
+                f"{error}; {done} of {count(len(overrides), 'override')} are in force: import "
+                "the same file again, what is there already stays"
             ) from error
         done += len(part)
-    return told
+    return answers
 
 
-def _parts(found: Sequence[_Fields]) -> Iterator[list[_Fields]]:
+def _parts(overrides: Sequence[_Fields]) -> Iterator[list[_Fields]]:
     """As many at a time as one change takes."""
     part: list[_Fields] = []
     size = 0
-    for each in found:
-        length = len(json.dumps(each))
+    for override in overrides:
+        length = len(json.dumps(override))
         if part and (len(part) == _AT_ONCE or size + length > _BYTES_AT_ONCE):
             yield part
             part, size = [], 0
-        part.append(each)
+        part.append(override)
         size += length
     if part:
         yield part

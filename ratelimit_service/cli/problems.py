@@ -22,9 +22,9 @@ _WIDTH = 100
 """How many characters of a line are shown; of a longer one those around the problem."""
 
 
-def _text(found: Linted) -> Iterator[str]:
-    for name, problems in groupby(found.problems, lambda problem: problem.source.file):
-        lines = found.lines(name)  # once, not for each problem: a file may have thousands
+def _text(linted: Linted) -> Iterator[str]:
+    for name, problems in groupby(linted.problems, lambda problem: problem.source.file):
+        lines = linted.lines(name)  # once, not for each problem: a file may have thousands
         for problem in problems:
             yield str(problem)
             yield from _excerpt(problem, lines)
@@ -51,8 +51,8 @@ def _columns(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
 
 
-def _json(found: Linted) -> Iterator[str]:
-    yield json.dumps([_described(problem) for problem in found.problems], indent=2)
+def _json(linted: Linted) -> Iterator[str]:
+    yield json.dumps([_described(problem) for problem in linted.problems], indent=2)
 
 
 def _described(problem: Problem) -> dict[str, object]:
@@ -71,16 +71,16 @@ def _level(problem: Problem) -> str:
     return "note" if problem.hint else "error"
 
 
-def _github(found: Linted) -> Iterator[str]:
-    for problem in found.problems:
+def _github(linted: Linted) -> Iterator[str]:
+    for problem in linted.problems:
         level = "notice" if problem.hint else "error"
         where = f"{problem.path}: " if problem.path else ""
         yield annotation(level, problem.source, problem.kind, where + problem.message)
 
 
-def _sarif(found: Linted) -> Iterator[str]:
+def _sarif(linted: Linted) -> Iterator[str]:
     """SARIF 2.1.0 (OASIS), as code scanning services read it."""
-    kinds = sorted({problem.kind for problem in found.problems})
+    kinds = sorted({problem.kind for problem in linted.problems})
     driver = {
         "name": "ratelimit lint",
         "version": __version__,
@@ -89,7 +89,7 @@ def _sarif(found: Linted) -> Iterator[str]:
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "results": [_result(problem) for problem in found.problems],
+        "results": [_result(problem) for problem in linted.problems],
     }
     yield json.dumps(
         {

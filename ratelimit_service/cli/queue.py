@@ -34,39 +34,39 @@ def queue(domain: str, as_json: bool, admin: AdminClient) -> int:
 
     Example: ratelimit queue mail
     """
-    told: Any = admin.get("/queues", {"domain": domain} if domain else {})
+    answer: Any = admin.get("/queues", {"domain": domain} if domain else {})
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(answer))
         return 0
-    for line in _lines(told):
+    for line in _lines(answer):
         say_line(line)
     return 0
 
 
-def _lines(told: Any) -> Iterator[str]:
-    if not told["queues"]:
+def _lines(answer: Any) -> Iterator[str]:
+    if not answer["queues"]:
         yield "no rule has a queue: write on_limit: enqueue beside its rate_limit"
-    for each in told["queues"]:
-        gone = each.get("no_rule", False)
-        where = "no rule has it any more" if gone else each["source"]
-        yield f"{each['domain']}: rule {each['rule']} ({where})"
-        if "unknown" in each:
-            yield f"  {each['unknown']}"
+    for entry in answer["queues"]:
+        gone = entry.get("no_rule", False)
+        where = "no rule has it any more" if gone else entry["source"]
+        yield f"{entry['domain']}: rule {entry['rule']} ({where})"
+        if "unknown" in entry:
+            yield f"  {entry['unknown']}"
             continue
         ages = ""
-        if each["oldest_seconds"] is not None:
-            oldest, newest = (_age(each[f"{name}_seconds"]) for name in ("oldest", "newest"))
+        if entry["oldest_seconds"] is not None:
+            oldest, newest = (_age(entry[f"{name}_seconds"]) for name in ("oldest", "newest"))
             ages = f", the oldest {oldest} old, the newest {newest}"
-        waiting = f"{each['length']} of {count(told['most'], 'request')} at most"
-        yield f"  {waiting}{ages}; {each['dropped']} dropped"
-        yield f"  stream {each['key']} in {each['shard']}"
+        waiting = f"{entry['length']} of {count(answer['most'], 'request')} at most"
+        yield f"  {waiting}{ages}; {entry['dropped']} dropped"
+        yield f"  stream {entry['key']} in {entry['shard']}"
         if gone:
-            keys = " ".join(shlex.quote(f"{each['key']}{part}") for part in ("", ".dropped"))
+            keys = " ".join(shlex.quote(f"{entry['key']}{part}") for part in ("", ".dropped"))
             yield f"  let workers empty it, then remove it: redis-cli DEL {keys}"
-    if told.get("unlisted"):
-        yield f"queues of rules that are gone are not known: {told['unlisted']}"
-    if told["left_out"]:
-        yield f"and {told['left_out']} more: name a domain"
+    if answer.get("unlisted"):
+        yield f"queues of rules that are gone are not known: {answer['unlisted']}"
+    if answer["left_out"]:
+        yield f"and {answer['left_out']} more: name a domain"
 
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))

@@ -103,14 +103,14 @@ def replay(
     with ExitStack() as stack:
         opened = [Log(path, stack, readers.reader_of) for path in logs]
         _play(played, merged([log.blocks() for log in opened]), opened)
-    unread = _tell_unread(opened)
+    unread = _say_unread(opened)
     notes = list(dict.fromkeys(note for log in opened for note in log.notes()))
     if unread:
         notes.append(f"left out because unreadable: {count(unread, 'line')}")
     if not played.requests:
         say("ratelimit: the logs hold no request", err=True)
         return 2
-    found = report.report_of(
+    outcome = report.report_of(
         played,
         new=str(rules),
         old=str(against) if against else None,
@@ -119,17 +119,17 @@ def replay(
         notes=notes,
     )
     if page is not None:
-        page.write_text(pages.page_of(found), encoding="utf-8")
+        page.write_text(pages.page_of(outcome), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(report.as_json(found), indent=2))
+        click.echo(json.dumps(report.as_json(outcome), indent=2))
     else:
-        for line in text.lines_of(found):
+        for line in text.lines_of(outcome):
             say(line)
     if unread and not skip_unreadable:
         left_out = count(unread, "line")
         say(f"{left_out} could not be read: --skip-unreadable lets that pass", err=True)
         return 2
-    return int(found.changes)
+    return int(outcome.changes)
 
 
 def _unwritable(page: Path) -> str:
@@ -168,23 +168,23 @@ def _bar(opened: Sequence[Log]) -> Callable[[int], None]:
         if now - shown < 0.1:
             return
         shown = now
-        told = f"{requests:,} requests, {requests / (now - began):,.0f} a second"
+        text = f"{requests:,} requests, {requests / (now - began):,.0f} a second"
         if whole:
             done = min(1.0, sum(log.done for log in opened) / whole)
             filled = int(done * 30)
             wait = (now - began) * (1 - done) / done if done else 0
-            told = f"[{'#' * filled}{'.' * (30 - filled)}] {done:4.0%} {told}, {wait:.0f} s to go"
-        click.echo(f"\r\x1b[K{told}", nl=False, err=True)
+            text = f"[{'#' * filled}{'.' * (30 - filled)}] {done:4.0%} {text}, {wait:.0f} s to go"
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
     return show
 
 
-def _tell_unread(opened: Sequence[Log]) -> int:
+def _say_unread(opened: Sequence[Log]) -> int:
     """Says which lines could not be read, the first ones of each log; returns how many."""
     for log in opened:
         lines = log.lines
-        for told in lines.told:
-            say(told, err=True)
+        for line in lines.told:
+            say(line, err=True)
         if more := lines.unread - len(lines.told):
             say(f"{log.name}: {count(more, 'more line')} cannot be read", err=True)
     return sum(log.lines.unread for log in opened)

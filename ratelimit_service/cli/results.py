@@ -72,8 +72,8 @@ def coverage_text(coverage: Coverage) -> Iterator[str]:
     """How many rules were met, and which were not."""
     for rule in coverage.unmet:
         yield f"{rule.source}: no case meets rule {rule.path} of domain {rule.domain}"
-    met, rules = len(coverage.met), len(coverage.rules)
-    yield f"{met} of {rules} rules met: {coverage.percent:.0f} %"
+    covered, rules = len(coverage.met), len(coverage.rules)
+    yield f"{covered} of {rules} rules met: {coverage.percent:.0f} %"
 
 
 def _summary(results: Sequence[Result]) -> str:

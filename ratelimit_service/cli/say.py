@@ -38,14 +38,14 @@ def painted(text: str, colour: Colour | None) -> str:
     """
     shown = printable(text)
     words = shown.split(maxsplit=1)
-    found = colour(words[0]) if colour is not None and words else ""
+    name = colour(words[0]) if colour is not None and words else ""
     context = click.get_current_context(silent=True)
-    if not found or (context is not None and context.color is False):
+    if not name or (context is not None and context.color is False):
         return shown
     before, word, after = shown.partition(words[0])
     if len(word) == 1:
-        return before + click.style(word + after, fg=found)
-    return before + click.style(word, fg=found) + after
+        return before + click.style(word + after, fg=name)
+    return before + click.style(word, fg=name) + after
 
 
 def in_color(command: F) -> F:
@@ -70,16 +70,16 @@ def _choose_color(context: click.Context, _: click.Parameter, chosen: str) -> No
 
 def mistake(error: click.ClickException) -> str:
     """What is wrong; of words that the command does not know, or misses, also where they are."""
-    said = error.format_message()
+    message = error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
     unknown = isinstance(error, (click.MissingParameter, click.NoSuchOption))
-    unknown = unknown or said.startswith("Got unexpected extra argument")
-    said = said.replace("is not a valid integer range", "is not a valid integer")
+    unknown = unknown or message.startswith("Got unexpected extra argument")
+    message = message.replace("is not a valid integer range", "is not a valid integer")
     if isinstance(error, click.MissingParameter):
-        said = " ".join(said.split())  # choices stand on lines of their own
+        message = " ".join(message.split())  # choices stand on lines of their own
     if context is None or not (unknown or isinstance(context.command, click.Group)):
-        return said
-    return f"{said.removesuffix('.')} (see {context.command_path} --help)"
+        return message
+    return f"{message.removesuffix('.')} (see {context.command_path} --help)"
 
 
 def fail(message: str) -> int:

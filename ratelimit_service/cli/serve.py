@@ -109,17 +109,17 @@ def _serve(*, only_check: bool, **values: object) -> int:
 
     given = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser
     ctx = click.get_current_context()
-    told = remarks(os.environ)  # noqa: TID251 -- handed over, not read
+    messages = remarks(os.environ)  # noqa: TID251 -- handed over, not read
     refuse_incomplete(
         os.environ,  # noqa: TID251 -- handed over, not read
         given,
         store_named=ctx.get_parameter_source("store") in _BY_US,
     )
     _refuse_unreadable_stores(ctx, given)
-    told += _of_unknown(ctx)
+    messages += _of_unknown(ctx)
     if only_check:
         rules = check(given)
-        for line in told:
+        for line in messages:
             say(line, err=True)
         say("it would start")
         for line in not_served(rules.snapshot):
@@ -127,7 +127,7 @@ def _serve(*, only_check: bool, **values: object) -> int:
         if rules.begun and not rules.snapshot.domains:
             say(f"no domain has rules, so the failure policy decides all: {given.failure_policy}")
         return 0
-    return serve(given, told)
+    return serve(given, messages)
 
 
 def _of_unknown(ctx: click.Context) -> Sequence[str]:
@@ -142,9 +142,9 @@ def _of_unknown(ctx: click.Context) -> Sequence[str]:
         raise click.UsageError(
             f"serve takes flags only, and not {ctx.args[0]!r}: name rules with --rules PATH"
         )
-    flags = [each.flag for each in settings()]
-    for each in ctx.args:
-        name = each.partition("=")[0]
+    flags = [setting.flag for setting in settings()]
+    for argument in ctx.args:
+        name = argument.partition("=")[0]
         if near := get_close_matches(name, flags, cutoff=_NEAR):
             raise click.NoSuchOption(name, possibilities=near, ctx=ctx)
     return [f"ignored, since they are no arguments of this service: {' '.join(ctx.args)}"]
@@ -173,12 +173,14 @@ class _Serve(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The settings under the headings of their groups, then all else."""
-        declared = {each.name: each for each in settings()}
+        declared = {setting.name: setting for setting in settings()}
         for title, group in groupby(declared.values(), lambda setting: setting.group):
             with formatter.section(title):
                 formatter.write_dl([_shown(setting) for setting in group])
         records = [
-            each.get_help_record(ctx) for each in self.get_params(ctx) if each.name not in declared
+            option.get_help_record(ctx)
+            for option in self.get_params(ctx)
+            if option.name not in declared
         ]
         with formatter.section("Other"):
             formatter.write_dl([record for record in records if record])
@@ -187,8 +189,8 @@ class _Serve(click.Command):
 def _shown(setting: Setting) -> tuple[str, str]:
     """A flag, and what it does, with where else it can be set and what holds if it is not."""
     default = setting.default_text if setting.metavar else ""
-    told = f"env var: {setting.environment}" + (f"; default: {default}" if default else "")
-    return f"{setting.flag} {setting.metavar}".strip(), f"{setting.help}  [{told}]"
+    notes = f"env var: {setting.environment}" + (f"; default: {default}" if default else "")
+    return f"{setting.flag} {setting.metavar}".strip(), f"{setting.help}  [{notes}]"
 
 
 serve = _Serve(

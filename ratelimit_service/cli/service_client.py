@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import grpc
@@ -67,12 +66,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
 
     def should_rate_limit(self, request: Request, timeout_us: int) -> Decision:
@@ -100,10 +94,10 @@ class Client:
                 f"no service answers at {self._address}: start one with `ratelimit serve`, "
                 "or name another with --address HOST:PORT"
             )
-        said = f"{code.name}: {details.strip()}"
+        problem = f"{code.name}: {details.strip()}"
         if _is_of_envoy(error):
             return (
-                f"the Envoy at {self._address} answers {said}; name the service's own gRPC port "
+                f"the Envoy at {self._address} answers {problem}; name the service's own gRPC port "
                 "with --address HOST:PORT"
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and details == _OUR_DEADLINE:
@@ -111,7 +105,7 @@ class Client:
                 f"nothing has answered at {self._address} within {timeout_us / 1_000_000:g}s: look "
                 "whether it is the service's gRPC port; --timeout DURATION waits longer"
             )
-        return f"the service at {self._address} answers {said}"
+        return f"the service at {self._address} answers {problem}"
 
 
 def _is_of_envoy(error: grpc.Call) -> bool:

@@ -140,24 +140,24 @@ def size(
     """
     build = "interpreted" if interpreted else "compiled"
     load = Load(rate, keys, descriptors, algorithm, store, build)
-    found = needed(load)
-    enough = store == "redis" or found.busy <= _BUSY
+    needs = needed(load)
+    enough = store == "redis" or needs.busy <= _BUSY
     if as_json:
-        told = {**load._asdict(), **found._asdict(), "enough": enough, "source": SOURCE}
-        click.echo(json.dumps(told))
+        fields = {**load._asdict(), **needs._asdict(), "enough": enough, "source": SOURCE}
+        click.echo(json.dumps(fields))
         return 0 if enough else 1
     say(
         f"{rate:,} calls a second of {count(descriptors, 'descriptor')}, {keys:,} counters of "
         f"{algorithm}, {store}, {build}"
     )
-    cores = count(found.workers, "core")
-    say(f"service: {cores} (--workers {found.workers}), of which it uses {found.busy:.2f}")
-    say(f"memory:  {_bytes(found.memory)}, and up to {_bytes(found.memory_at_most)} under attack")
-    if found.redis_servers:
+    cores = count(needs.workers, "core")
+    say(f"service: {cores} (--workers {needs.workers}), of which it uses {needs.busy:.2f}")
+    say(f"memory:  {_bytes(needs.memory)}, and up to {_bytes(needs.memory_at_most)} under attack")
+    if needs.redis_servers:
         say(
-            f"Redis:   {count(found.redis_servers, 'server')} with a core each, of which "
-            f"{found.redis_busy:.2f} in use; {_bytes(found.redis_memory)} for all counters, "
-            f"{_bytes(found.redis_memory_at_most)} at most"
+            f"Redis:   {count(needs.redis_servers, 'server')} with a core each, of which "
+            f"{needs.redis_busy:.2f} in use; {_bytes(needs.redis_memory)} for all counters, "
+            f"{_bytes(needs.redis_memory_at_most)} at most"
         )
     if not enough:
         say("counters in memory have one process, which has no time for this: count in Redis")

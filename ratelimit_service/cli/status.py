@@ -38,48 +38,48 @@ def status(as_json: bool, admin: AdminClient) -> int:
 
     Example: ratelimit status
     """
-    told: Any = admin.get("/status")
-    faults = _faults(told)
+    answer: Any = admin.get("/status")
+    faults = _faults(answer)
     if as_json:
-        click.echo(json.dumps({**told, "faults": faults}))
+        click.echo(json.dumps({**answer, "faults": faults}))
     else:
-        for line in _lines(told, faults):
+        for line in _lines(answer, faults):
             say_line(line)
-    return 0 if told["serving"] and not faults else 1
+    return 0 if answer["serving"] and not faults else 1
 
 
-def _faults(told: Any) -> dict[str, str]:
+def _faults(answer: Any) -> dict[str, str]:
     """What is degraded: as single processes know it, and then as the whole service does."""
     faults: dict[str, str] = {}
-    for each in told["processes"]["deciding"]:
-        faults |= each["faults"]
-    faults |= told["faults"]
+    for process in answer["processes"]["deciding"]:
+        faults |= process["faults"]
+    faults |= answer["faults"]
     return faults
 
 
-def _lines(told: Any, faults: dict[str, str]) -> Iterator[str]:
+def _lines(answer: Any, faults: dict[str, str]) -> Iterator[str]:
     well = "nothing is degraded" if not faults else "DEGRADED"
-    yield f"health     {told['phase'] if told['serving'] else 'NOT SERVING'}, {well}"
+    yield f"health     {answer['phase'] if answer['serving'] else 'NOT SERVING'}, {well}"
     for component, why in faults.items():
         yield f"           {component}: {why}"
-    yield f"store      {told['processes']['store']}"
-    yield from _shards(told["processes"]["deciding"])
-    yield f"processes  {_processes(told['processes'])}"
-    yield from _rules(told["rules"], faults)
-    seconds = told["seconds"]
-    allowed, denied, refused = (round(told[name] / seconds) for name in ("ok", "over", "refused"))
-    late = told["p99_us"]
+    yield f"store      {answer['processes']['store']}"
+    yield from _shards(answer["processes"]["deciding"])
+    yield f"processes  {_processes(answer['processes'])}"
+    yield from _rules(answer["rules"], faults)
+    seconds = answer["seconds"]
+    allowed, denied, refused = (round(answer[name] / seconds) for name in ("ok", "over", "refused"))
+    late = answer["p99_us"]
     answered = "" if late is None else f"; 99 % answered within {late / 1_000:g} ms"
     yield f"decisions  {allowed} a second allowed, {denied} denied, {refused} refused{answered}"
-    now = _share(told["hits_by_policy"], told["hits"])
-    since = _share(told["hits_by_policy_since_start"], told["hits_since_start"])
+    now = _share(answer["hits_by_policy"], answer["hits"])
+    since = _share(answer["hits_by_policy_since_start"], answer["hits_since_start"])
     yield f"by policy  {now} of the hits of this second, {since} since the start"
-    yield f"overrides  {told['overrides']} in force"
+    yield f"overrides  {answer['overrides']} in force"
     yield ""
-    callers = told["callers"]
+    callers = answer["callers"]
     yield from page({**callers, "callers": callers["callers"][:_CALLERS]})
     yield ""
-    yield from _denials(told["denials"])
+    yield from _denials(answer["denials"])
 
 
 def _shards(deciding: Any) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _processes(processes: Any) -> str:
     states = Counter(worker["state"] for worker in workers)
     running = count(len(workers), "worker") if workers else "NO WORKER: see the log"
     if len(states) > 1:
-        running += ": " + ", ".join(f"{each} {state}" for state, each in states.items())
+        running += ": " + ", ".join(f"{number} {state}" for state, number in states.items())
     else:
         running = ", ".join((running, *states))
     error = supervisor.get("restart_error")
@@ -138,6 +138,6 @@ def _denials(lines: Any) -> Iterator[str]:
     from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.denials import last_denials  # noqa: PLC0415
 
-    said = last_denials(lines, _DENIALS, now_us())
-    yield "the last denials" if said else "no denial was noted just now: look again"
-    yield from said
+    sentences = last_denials(lines, _DENIALS, now_us())
+    yield "the last denials" if sentences else "no denial was noted just now: look again"
+    yield from sentences

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = [
     "REASON",
     "ban",
+    "checked_answer",
     "exempt",
     "grant",
     "limit",
     "overrides_taking",
     "reset",
     "say_removed",
-    "told_by",
     "unban",
     "warn",
 ]
@@ -71,35 +71,35 @@ REASON = click.option(
 )
 
 
-def _about(domain: str, descriptor: str, **said: object) -> dict[str, object]:
+def _about(domain: str, descriptor: str, **fields: object) -> dict[str, object]:
     """What a route is told; what is not said is left out."""
     entries = [list(entry) for entry in parse_descriptor(descriptor).entries]
-    told = {name: value for name, value in said.items() if value is not None}
-    return {"domain": domain, "descriptor": entries, **told}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"domain": domain, "descriptor": entries, **given}
 
 
 def _added(admin: AdminClient, about: dict[str, object], *, as_json: bool) -> int:
     """Adds an override, and says so."""
-    told = told_by(admin.post("/overrides", about))
+    answer = checked_answer(admin.post("/overrides", about))
     if as_json:
-        say_line(json.dumps(told))
+        say_line(json.dumps(answer))
         return 0
-    say_line(override_text(told["override"]))
-    for each in told["replaced"]:
-        say_line(f"instead of {override_text(each)}")
-    warn(told)
-    if "until" not in told["override"]:
+    say_line(override_text(answer["override"]))
+    for override in answer["replaced"]:
+        say_line(f"instead of {override_text(override)}")
+    warn(answer)
+    if "until" not in answer["override"]:
         say_line("note: it has no end: it holds until it is removed", err=True)
     return 0
 
 
-def warn(told: dict[str, Any]) -> None:
+def warn(answer: dict[str, Any]) -> None:
     """Says what whoever changed something should know."""
-    for note in [*told.get("notes", ()), *([told["warning"]] if "warning" in told else [])]:
+    for note in [*answer.get("notes", ()), *([answer["warning"]] if "warning" in answer else [])]:
         say_line(f"note: {note}", err=True)
 
 
-def told_by(answer: object) -> dict[str, Any]:
+def checked_answer(answer: object) -> dict[str, Any]:
     """An answer of the admin listener. Raises TransportError if it is none."""
     if not isinstance(answer, dict):
         raise TransportError("the admin listener answers something else: is it another version?")
@@ -108,9 +108,9 @@ def told_by(answer: object) -> dict[str, Any]:
 
 def overrides_taking(admin: AdminClient, domain: str, text: str) -> list[dict[str, Any]]:
     """The overrides that take a descriptor, the first one first. Raises TransportError."""
-    asked = {"domain": domain, "descriptor": text}
-    found: list[dict[str, Any]] = told_by(admin.get("/overrides", asked))["overrides"]
-    return found
+    query = {"domain": domain, "descriptor": text}
+    overrides: list[dict[str, Any]] = checked_answer(admin.get("/overrides", query))["overrides"]
+    return overrides
 
 
 _Command = Callable[..., int]
@@ -127,8 +127,8 @@ def _of_descriptor(*options: _Option) -> _Option:
 
     def given(command: _Command) -> _Command:
         asking: _Command = AS_JSON(asks_admin(command))
-        for each in reversed(every):
-            asking = each(asking)
+        for decorate in reversed(every):
+            asking = decorate(asking)
         return asking
 
     return given
@@ -140,12 +140,12 @@ def _adds(*options: _Option) -> Callable[[Callable[[], None]], click.Command]:
     def made(described: Callable[[], None]) -> click.Command:
         @_of_descriptor(*options, _NAME, _FOR, _UNTIL, REASON)
         def command(
-            admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object
+            admin: AdminClient, domain: str, descriptor: str, as_json: bool, **fields: object
         ) -> int:
-            if said["until"] is not None and said["for_seconds"] is not None:
+            if fields["until"] is not None and fields["for_seconds"] is not None:
                 text = "--for and --until both say when it ends: write one of them"
                 raise click.UsageError(text)
-            about = {**_about(domain, descriptor, **said), "kind": described.__name__}
+            about = {**_about(domain, descriptor, **fields), "kind": described.__name__}
             return _added(admin, about, as_json=as_json)
 
         return click.command(described.__name__, help=described.__doc__)(command)
@@ -201,43 +201,43 @@ def grant() -> None:
 
 @click.command()
 @_of_descriptor(_NAME, REASON)
-def unban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+def unban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **fields: object) -> int:
     """End the bans of a descriptor, written as they were.
 
     Example: ratelimit unban api user=eve
     """
-    about = {**_about(domain, descriptor, **said), "kind": "ban"}
+    about = {**_about(domain, descriptor, **fields), "kind": "ban"}
     return say_removed(admin.post("/overrides/remove", about), as_json=as_json)
 
 
-def say_removed(answer: object, *, as_json: bool) -> int:
+def say_removed(response: object, *, as_json: bool) -> int:
     """Says which overrides were ended."""
-    told = told_by(answer)
+    removed = checked_answer(response)
     if as_json:
-        say_line(json.dumps(told))
+        say_line(json.dumps(removed))
         return 0
-    for each in told["removed"]:
-        say_line(f"removed {override_text(each)}")
-    warn(told)
+    for override in removed["removed"]:
+        say_line(f"removed {override_text(override)}")
+    warn(removed)
     return 0
 
 
 @click.command()
 @_of_descriptor(_NAME, REASON)
-def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **fields: object) -> int:
     """Let the counters of a descriptor start again.
 
     Each is reset atomically, whatever its algorithm. Limits outside of their times are left alone.
 
     Example: ratelimit reset api user=alice
     """
-    told = told_by(admin.post("/reset", _about(domain, descriptor, **said)))
+    answer = checked_answer(admin.post("/reset", _about(domain, descriptor, **fields)))
     if as_json:
-        say_line(json.dumps(told))
+        say_line(json.dumps(answer))
         return 0
-    for each in told["reset"]:
-        name = f"limit {each['limit']}" if each["limit"] else "the counter"
-        count = "" if each["count"] is None else f", it had counted {each['count']}"
+    for limit in answer["reset"]:
+        name = f"limit {limit['limit']}" if limit["limit"] else "the counter"
+        count = "" if limit["count"] is None else f", it had counted {limit['count']}"
         say_line(f"{name} starts again{count}")
-    warn(told)
+    warn(answer)
     return 0

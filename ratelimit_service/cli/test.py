@@ -69,16 +69,16 @@ def test(
     except CasesError as error:
         say(str(error), err=True)
         return 2
-    colours = {f"{each.step.source}:": "red" for each in results if each.step is not None}
+    colours = {f"{failed.step.source}:": "red" for failed in results if failed.step is not None}
     colour = (colours | {"-": "red", "+": "green"}).get if shape == "text" else None
     for line in FORMATS[shape](results):
         say(line, colour=colour)
     for name, text in trial.notes.items():
         say(f"hint: {name}: {text}", err=True)
-    met = trial.coverage
-    few = met.percent < min_coverage
+    covered = trial.coverage
+    few = covered.percent < min_coverage
     if coverage or few:
-        for line in coverage_text(met):
+        for line in coverage_text(covered):
             say(line, err=True)
     if few:
         say(f"--min-coverage {min_coverage:g} is not reached", err=True)

@@ -96,24 +96,24 @@ def top(
     """
     from ratelimit_service.cli.terminal import is_terminal, terminal  # noqa: PLC0415
 
-    asked = {"domain": domain, "rule": rule, "order": order, "window": window, "limit": limit}
+    base = {"domain": domain, "rule": rule, "order": order, "window": window, "limit": limit}
 
     def ask(order: str, window: str) -> Any:
-        query = {**asked, "order": order, "window": window}
+        query = {**base, "order": order, "window": window}
         return admin.get("/counters", {key: value for key, value in query.items() if value})
 
     if as_json:
         click.echo(json.dumps(ask(order, window)))
     elif once or not is_terminal():
-        told = ask(order, window)
-        for line in page(told):
+        answer = ask(order, window)
+        for line in page(answer):
             say_line(line, colour=_colour)
-        if "note" in told:
-            say_line(f"note: {told['note']}", err=True)
+        if "note" in answer:
+            say_line(f"note: {answer['note']}", err=True)
     else:
-        told = ask(order, window)  # if the first question fails, that is an error
+        answer = ask(order, window)  # if the first question fails, that is an error
         with terminal(_colour) as screen:
-            watch(ask, told, screen, every_us / 1_000_000)
+            watch(ask, answer, screen, every_us / 1_000_000)
     return 0
 
 
@@ -123,10 +123,10 @@ def _colour(word: str) -> str:
     return "red" if number.isdigit() and number != "0" else ""
 
 
-def watch(ask: Callable[[str, str], Any], told: Any, screen: Screen, seconds: float) -> None:
+def watch(ask: Callable[[str, str], Any], answer: Any, screen: Screen, seconds: float) -> None:
     """Shows the page until `q` is pressed; a service that is away for a moment is said to be."""
-    order, window = told["order"], told["window"]
-    lines = _with_note(told)
+    order, window = answer["order"], answer["window"]
+    lines = _with_note(answer)
     try:
         while True:
             now = f"{datetime.now(UTC):%H:%M:%S}"
@@ -145,27 +145,27 @@ def watch(ask: Callable[[str, str], Any], told: Any, screen: Screen, seconds: fl
         return
 
 
-def _with_note(told: Any) -> list[str]:
+def _with_note(answer: Any) -> list[str]:
     """The page, and below it what whoever asks should know."""
-    return [*page(told), *([f"note: {told['note']}"] if "note" in told else [])]
+    return [*page(answer), *([f"note: {answer['note']}"] if "note" in answer else [])]
 
 
-def page(told: Any) -> list[str]:
+def page(answer: Any) -> list[str]:
     """The page's lines: what it is of, and a table."""
-    callers = told["callers"]
-    lines = [f"the last {told['window']}, {_SAID[told['order']]}, {_whose(told)}"]
-    if told["left_out"]:
-        lines.append(f"{told['left_out']} hits are of rules for which there is no room here")
+    callers = answer["callers"]
+    lines = [f"the last {answer['window']}, {_SAID[answer['order']]}, {_scope(answer)}"]
+    if answer["left_out"]:
+        lines.append(f"{answer['left_out']} hits are of rules for which there is no room here")
     if not callers:
         return [*lines, "nobody"]
     return [*lines, *_table([_HEAD, *map(_cells, callers)])]
 
 
-def _whose(told: Any) -> str:
+def _scope(answer: Any) -> str:
     """Of how many processes that decide the page is."""
-    here, elsewhere = told["here"], told["elsewhere"]
-    whose = "of one process" if here == 1 else f"of {here} workers"
-    return f"{whose} and {elsewhere} elsewhere" if elsewhere else whose
+    here, elsewhere = answer["here"], answer["elsewhere"]
+    of_here = "of one process" if here == 1 else f"of {here} workers"
+    return f"{of_here} and {elsewhere} elsewhere" if elsewhere else of_here
 
 
 def _cells(row: Any) -> tuple[str, ...]:
@@ -196,8 +196,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if place < _NUMBERS else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if index < _NUMBERS else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]

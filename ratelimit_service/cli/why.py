@@ -92,8 +92,8 @@ def why(
         sentence,
     )
 
-    asked = parse_descriptor(descriptor)
-    query = {"domain": domain, "descriptor": format_descriptor(asked)}
+    wanted = parse_descriptor(descriptor)
+    query = {"domain": domain, "descriptor": format_descriptor(wanted)}
     about = f"{query['descriptor']} in {domain}" + (f" at {at}" if at else "")
     now = now or not paths
     counters: list[Any] | None = None
@@ -102,27 +102,29 @@ def why(
         counters, stand = _standing_now(admin, query, with_overrides=not paths)
     hashed = hash_of(read_key(key_file)) if paths else None
     if paths:
-        found = decisions_about(paths, domain, asked.entries, hashed)
+        evidence = decisions_about(paths, domain, wanted.entries, hashed)
     else:
-        found = _noted(admin, domain, asked.entries, 0 if at else wait_us)
-    denial = denial_of(found.decisions, at)
+        evidence = _noted(admin, domain, wanted.entries, 0 if at else wait_us)
+    denial = denial_of(evidence.decisions, at)
     if denial is None:
-        none = _none(paths, about, found, bool(key_file)) if paths else _none_noted(about, found)
-        nearest = nearest_denial(found.decisions, at) if at else None
+        none = (
+            _none(paths, about, evidence, bool(key_file)) if paths else _none_noted(about, evidence)
+        )
+        nearest = nearest_denial(evidence.decisions, at) if at else None
         say_line(none + ("; the nearest:" if nearest else ""), err=True)
         if nearest and not as_json:
-            say_line(sentence(nearest, asked.entries, now_us(), hashed))
+            say_line(sentence(nearest, wanted.entries, now_us(), hashed))
     elif as_json:
-        told = {
+        fields = {
             **denial.decision.fields,
             "further_denials": denial.further,
             "further_denials_by": dict(denial.further_by),
         }
         if now:
-            told["now"] = counters
-        click.echo(json.dumps(told))
+            fields["now"] = counters
+        click.echo(json.dumps(fields))
     else:
-        say_line(sentence(denial, asked.entries, now_us(), hashed))
+        say_line(sentence(denial, wanted.entries, now_us(), hashed))
     for line in [] if as_json and denial else stand:
         say_line(line, err=as_json)
     return 0 if denial else 1
@@ -133,16 +135,16 @@ def _standing_now(
 ) -> tuple[list[Any] | None, list[str]]:
     """The counters and overrides of a descriptor; of counters None while the store is away."""
     try:
-        told: Any = admin.get("/inspect", query)
+        answer: Any = admin.get("/inspect", query)
     except TransportError:
         raise
     except RateLimitError as error:  # why it was denied can be told all the same
         counters, lines = None, [f"now: {error}"]
     else:
-        counters, lines = told["counters"], [f"now: {line}" for line in standing(told)]
+        counters, lines = answer["counters"], [f"now: {line}" for line in standing(answer)]
     if with_overrides:
-        found = overrides_taking(admin, query["domain"], query["descriptor"])
-        lines += [f"override: {override_text(each)}" for each in found]
+        overrides = overrides_taking(admin, query["domain"], query["descriptor"])
+        lines += [f"override: {override_text(override)}" for override in overrides]
     return counters, lines
 
 
@@ -152,18 +154,18 @@ def _noted(admin: AdminClient, domain: str, entries: Sequence[Entry], wait_us: i
 
     until = time.monotonic() + wait_us / SECOND_US
     while True:
-        told: Any = admin.get("/denials")
-        found = noted_about(told["denials"], domain, entries)
+        answer: Any = admin.get("/denials")
+        evidence = noted_about(answer["denials"], domain, entries)
         remaining = until - time.monotonic()
-        if found.decisions or remaining <= 0:
-            return found
+        if evidence.decisions or remaining <= 0:
+            return evidence
         time.sleep(min(remaining, 1))
 
 
-def _none_noted(about: str, found: Evidence) -> str:
+def _none_noted(about: str, evidence: Evidence) -> str:
     """That the listener knows of none, and what to switch on."""
-    first, last = (in_seconds(time_text(us)) for us in (found.first_us, found.last_us))
-    known = f"; those noted are from {first} to {last}" if found.last_us else ""
+    first, last = (in_seconds(time_text(us)) for us in (evidence.first_us, evidence.last_us))
+    known = f"; those noted are from {first} to {last}" if evidence.last_us else ""
     return (
         f"the service has noted no denial of {about}{known}. It notes some while somebody "
         "asks: ask again with --wait 1m, or keep the console open. To know of earlier ones start "
@@ -171,20 +173,20 @@ def _none_noted(about: str, found: Evidence) -> str:
     )
 
 
-def _none(paths: Sequence[str], about: str, found: Evidence, with_key: bool) -> str:
+def _none(paths: Sequence[str], about: str, evidence: Evidence, with_key: bool) -> str:
     """That there is no denial, and what logs have instead."""
     one = len(paths) == 1
     none = f"{paths[0]} has no" if one else f"none of these {len(paths)} logs has a"
-    known = len(found.decisions)
+    known = len(evidence.decisions)
     has, its = ("it has", "its") if one else ("they have", "their")
-    said = f"{none} denial of {about}; {has} {count(known, 'decision')} about it"
-    if found.last_us:
-        first, last = (in_seconds(time_text(us)) for us in (found.first_us, found.last_us))
-        said += f"; {its} lines are from {first} to {last}"
-    if found.hashed and not known:
-        said += (
+    text = f"{none} denial of {about}; {has} {count(known, 'decision')} about it"
+    if evidence.last_us:
+        first, last = (in_seconds(time_text(us)) for us in (evidence.first_us, evidence.last_us))
+        text += f"; {its} lines are from {first} to {last}"
+    if evidence.hashed and not known:
+        text += (
             f"; {its} values are hashed, with another key if it is there at all"
             if with_key
             else f"; {its} values are hashed: name the key with --key-file"
         )
-    return said
+    return text

@@ -49,14 +49,14 @@ def utf8(text: str) -> str:
 
 def parse_limit(text: str) -> Limit:
     """Reads `N/UNIT`, as in `10/minute` or `5/2hours`. Raises click.UsageError."""
-    found = _LIMIT.fullmatch(text)
-    unit = Unit.__members__.get(found[3].upper()) if found else None
-    if found is None or unit is None or int(found[1]) > MAX_ADDEND or found[2] == "0":
+    parts = _LIMIT.fullmatch(text)
+    unit = Unit.__members__.get(parts[3].upper()) if parts else None
+    if parts is None or unit is None or int(parts[1]) > MAX_ADDEND or parts[2] == "0":
         units = ", ".join(unit.name.lower() for unit in Unit)
         raise click.UsageError(
             f"--limit {text!r}: write N/UNIT, as in 10/minute; units are {units}"
         )
-    return Limit(int(found[1]), unit, int(found[2] or 1))
+    return Limit(int(parts[1]), unit, int(parts[2] or 1))
 
 
 def moment(flag: str, text: str, now_us: int) -> int:
@@ -67,18 +67,18 @@ def moment(flag: str, text: str, now_us: int) -> int:
     now = datetime.datetime.fromtimestamp(now_us // SECOND_US, datetime.UTC)
     if text.lower() in WEEKDAYS:
         days = (WEEKDAYS.index(text.lower()) - now.weekday() - 1) % 7 + 1
-        found = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC)
-        found += datetime.timedelta(days=days)
+        time = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC)
+        time += datetime.timedelta(days=days)
     else:
         try:
-            found = datetime.datetime.fromisoformat(text)
-            found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
-            found = found.astimezone(datetime.UTC)  # there it may be outside of the calendar
+            time = datetime.datetime.fromisoformat(text)
+            time = time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+            time = time.astimezone(datetime.UTC)  # there it may be outside of the calendar
         except (ValueError, OverflowError) as error:
             raise click.UsageError(
                 f"{flag} {text!r} is no time: write monday, 2026-01-31 or 2026-01-31T14:03Z"
             ) from error
-    return int(found.replace(microsecond=0).timestamp()) * SECOND_US
+    return int(time.replace(microsecond=0).timestamp()) * SECOND_US
 
 
 def duration(_: click.Context, flag: click.Parameter, text: str) -> int:

@@ -28,8 +28,8 @@ from ratelimit_service.model import (
     Unit,
     time_text,
 )
+from ratelimit_service.model.call_origin import CallOrigin, Headers
 from ratelimit_service.rules.paths import Source, parse_path, path_text
-from ratelimit_service.service.callers import CallOrigin, Headers
 from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.telemetry.parents import parent_of, request_id_of
 
@@ -143,7 +143,7 @@ def request_part(body: bytes, hashed: HashValue | None) -> str:
         return f'"unreadable":{_json(str(error))}'
     fields: dict[str, object] = {
         "domain": request.domain,
-        "descriptors": [_descriptor(each, hashed) for each in request.descriptors],
+        "descriptors": [_descriptor(descriptor, hashed) for descriptor in request.descriptors],
     }
     if request.hits_addend:
         fields["hits"] = request.hits_addend
@@ -296,12 +296,12 @@ def read_request(fields: Mapping[str, Any]) -> Request:
         raise TypeError("domain is no text")
     descriptors = tuple(
         Descriptor(
-            tuple(Entry(_text(key), _text(value)) for key, value in each["entries"]),
-            read_limit(each["limit"]) if "limit" in each else None,
-            _hits(each["hits"]) if "hits" in each else None,
-            each.get("refund") is True,
+            tuple(Entry(_text(key), _text(value)) for key, value in descriptor["entries"]),
+            read_limit(descriptor["limit"]) if "limit" in descriptor else None,
+            _hits(descriptor["hits"]) if "hits" in descriptor else None,
+            descriptor.get("refund") is True,
         )
-        for each in fields["descriptors"]
+        for descriptor in fields["descriptors"]
     )
     return Request(domain, descriptors, _hits(fields.get("hits", 0)))
 

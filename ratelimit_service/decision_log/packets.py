@@ -23,8 +23,8 @@ from ratelimit_service.decision_log.line import (
 )
 from ratelimit_service.grpc.h2.headers import HeaderReader
 from ratelimit_service.model import Hit
-from ratelimit_service.service.asked import Asked
-from ratelimit_service.service.callers import CallOrigin, PackedHeaders
+from ratelimit_service.model.call_origin import CallOrigin, PackedHeaders
+from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.records import DecidedBatch
 from ratelimit_service.stores import Verdict
 
@@ -96,22 +96,22 @@ class Packer:
 
         None for all but denials by a usual rule: to find that out would take longer than it saves.
         """
-        all_settled, all_asked = decided.settled, decided.asked
+        all_settled, all_planned = decided.settled, decided.planned
         if all_settled is None or set(map(type, decided.answers)) != {bytes}:
             return [None] * len(indexes)
         shard_of = None if self._store == "memory" else self._shard_of
         keys: list[tuple[object, ...] | None] = []
         for index in indexes:
-            settled, asked = all_settled[index], all_asked[index]
+            settled, planned = all_settled[index], all_planned[index]
             key = None
             if (
                 settled.verdict is _DENIED
                 and (by := settled.by) >= 0
-                and isinstance(asked, Asked)
-                and asked.limits is not None
+                and isinstance(planned, PlannedRequest)
+                and planned.limits is not None
                 and (outcome := settled.outcomes[by]) is not None
             ):
-                plan = asked.plans[by]
+                plan = planned.plans[by]
                 key = (
                     plan.met,
                     plan.rule,

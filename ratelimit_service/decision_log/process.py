@@ -10,8 +10,10 @@ import json
 import logging
 import os
 import pickle
+import subprocess
 import sys
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Final
 
 from ratelimit_service.decision_log import writer
@@ -21,7 +23,7 @@ from ratelimit_service.decision_log.writer import Progress
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.processes.pipes import FedProcess
+from ratelimit_service.processes.pipes import FedProcess, start
 from ratelimit_service.settings import Settings
 
 __all__ = ["LogProcess"]
@@ -41,13 +43,17 @@ class LogProcess:
         stdout = _stdout() if settings.decision_log == "stdout" else -1
         self._wanted = bool(settings.decision_log)
         self._process = FedProcess(
-            writer.__name__,
+            partial(
+                start,
+                writer.__name__,
+                subprocess.DEVNULL,
+                inherited=(stdout,) if stdout >= 0 else (),
+            ),
             pickle.dumps((settings, key, stdout)),
-            self._said,
+            self._note_progress,
             _pausing,
             _END_SECONDS,
-            self._ended,
-            inherited=(stdout,) if stdout >= 0 else (),
+            self._note_end,
         )
         self._counts = stats.decision_log
         self._health = health
@@ -71,7 +77,7 @@ class LogProcess:
         """Has all written that can be in time. A second call does nothing."""
         await self._process.stop()
 
-    def _said(self, line: bytes) -> None:
+    def _note_progress(self, line: bytes) -> None:
         """Counts what became of decisions."""
         done = Progress(*json.loads(line))
         self._under_way -= done.written + done.failed
@@ -84,7 +90,7 @@ class LogProcess:
         if done.bug:
             self._bugs.note("decisions could not be written down", ValueError(done.bug))
 
-    def _ended(self) -> None:
+    def _note_end(self) -> None:
         """Counts what is lost with the process."""
         self._counts["dropped_slow"] += self._under_way
         self._under_way = 0

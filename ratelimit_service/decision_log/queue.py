@@ -95,7 +95,7 @@ class DecisionQueue:
         everything = range(len(decided.bodies))
         if self._denied == self._allowed == 1:
             return everything
-        denied = decided.denied_places()
+        denied = decided.denied_indices()
         sampled = _sample(denied, self._denied)
         if self._allowed and len(denied) < len(everything):
             allowed = sorted(set(everything).difference(denied))

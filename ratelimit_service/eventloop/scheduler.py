@@ -110,7 +110,7 @@ class Scheduler:
         self._scheduled = False
         """Whether the loop has been asked for a turn."""
         self._finish: Callable[[int], None] | None = None
-        self._asked: list[tuple[Visited, int]] = []
+        self._shares: list[tuple[Visited, int]] = []
         """Does what was left for the end of this turn, and for whose calls that is."""
         self._visited: Visited | None = None
         self._calls = 0
@@ -161,7 +161,7 @@ class Scheduler:
         self._finish = finish
         self._calls += calls
         if self._visited is not None:
-            self._asked.append((self._visited, calls))
+            self._shares.append((self._visited, calls))
 
     def before_write(self, work: Callable[[], None]) -> None:
         """Has short `work` done at the end of this turn, or of the step that is taken at once.
@@ -322,8 +322,8 @@ class Scheduler:
     def _decide(self, now_us: int) -> None:
         """Does what was left for the end of the turn; each pays for its calls."""
         finish, self._finish = self._finish, None
-        asked, calls = self._asked, self._calls
-        self._asked, self._calls = [], 0
+        shares, calls = self._shares, self._calls
+        self._shares, self._calls = [], 0
         try:
             if finish is not None:
                 finish(now_us)
@@ -333,7 +333,7 @@ class Scheduler:
         # One stall of the machine says little; but what is dear again and again is soon known.
         each_us = min(max(0, took_us - _BATCH_US) / calls, 4 * self._call_us)
         self._call_us = max(_CALL_US, (3 * self._call_us + each_us) / 4)
-        for client, its_calls in asked:
+        for client, its_calls in shares:
             client.used_us += took_us * its_calls // calls
 
     def _end_turn(self) -> None:
@@ -348,8 +348,8 @@ class Scheduler:
 
     def _tell(self, error: Exception) -> None:
         """Logs a fault at the end of a turn."""
-        told = {"message": "the end of a turn failed", "exception": error}
-        self.loop.call_exception_handler(told)
+        context = {"message": "the end of a turn failed", "exception": error}
+        self.loop.call_exception_handler(context)
 
 
 _SHARED: Final[list[Scheduler]] = []

@@ -100,7 +100,7 @@ class Renewed(Generic[_Value]):
 def _state_of(file: Path) -> tuple[int, ...] | None:
     """What differs once a file is another or has another content; None if there is none."""
     try:
-        found = os.stat(file)  # noqa: PTH116 -- through links, as whoever reads it
+        status = os.stat(file)  # noqa: PTH116 -- through links, as whoever reads it
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

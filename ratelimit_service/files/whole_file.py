@@ -72,12 +72,12 @@ def _take_back(file: int, size: int) -> None:
         os.ftruncate(file, end - size)
 
 
-def _check(found: os.stat_result, name: str) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+def _check(status: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         why = f"it is no regular file but {kind}: put a regular file there, or name another"
         raise OSError(errno.EINVAL, why, name)
-    if found.st_size > MOST_BYTES:
+    if status.st_size > MOST_BYTES:
         raise _too_large(name)
 
 

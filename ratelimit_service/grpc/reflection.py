@@ -42,23 +42,23 @@ def reflect(message: bytes) -> bytes:
 
 def _fill(answer: ServerReflectionResponse, request: ServerReflectionRequest) -> None:
     """Writes what was asked for into the answer. Raises KeyError if there is no such thing."""
-    asked = request.WhichOneof("message_request")
-    if asked == "list_services":
+    kind = request.WhichOneof("message_request")
+    if kind == "list_services":
         for name in _SERVICES:
             answer.list_services_response.service.add(name=name)
-    elif asked == "file_by_filename":
+    elif kind == "file_by_filename":
         _add_files(answer, request.file_by_filename)
-    elif asked == "file_containing_symbol":
+    elif kind == "file_containing_symbol":
         symbol = request.file_containing_symbol
         if is_method(symbol):  # the pool finds services, not their methods
             symbol = symbol.rpartition(".")[0]
         _add_files(answer, POOL.FindFileContainingSymbol(symbol).name)
-    elif asked == "file_containing_extension":
+    elif kind == "file_containing_extension":
         extension = request.file_containing_extension
         extended = POOL.FindMessageTypeByName(extension.containing_type)
-        found = POOL.FindExtensionByNumber(extended, extension.extension_number)
-        _add_files(answer, POOL.FindFileContainingSymbol(found.full_name).name)
-    elif asked == "all_extension_numbers_of_type":
+        extension_field = POOL.FindExtensionByNumber(extended, extension.extension_number)
+        _add_files(answer, POOL.FindFileContainingSymbol(extension_field.full_name).name)
+    elif kind == "all_extension_numbers_of_type":
         name = request.all_extension_numbers_of_type
         extensions = POOL.FindAllExtensions(POOL.FindMessageTypeByName(name))
         answer.all_extension_numbers_response.base_type_name = name

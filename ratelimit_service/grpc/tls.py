@@ -198,7 +198,7 @@ def _is_same(kind: str, text: str, name: str) -> bool:
             return False
     if kind != "DNS":
         return False
-    mine, asked = (each.lower().rstrip(".").split(".") for each in (text, name))
-    if mine[0] == "*" and len(mine) > 1:  # for one label (RFC 6125 6.4.3)
-        return mine[1:] == asked[1:]
-    return mine == asked
+    pattern_labels, labels = (each.lower().rstrip(".").split(".") for each in (text, name))
+    if pattern_labels[0] == "*" and len(pattern_labels) > 1:  # for one label (RFC 6125 6.4.3)
+        return pattern_labels[1:] == labels[1:]
+    return pattern_labels == labels

@@ -61,11 +61,11 @@ class Access:
         """Who asks, or why they may not. `changes` is whether they want to change something."""
         if refused := _foreign(request):
             return refused
-        found = self._known(request)
-        if isinstance(found, Refused) or not changes:
-            return found
-        if found.role is not Role.WRITE:
-            return Refused(403, f"{found.name} may read, and change nothing")
+        actor = self._known(request)
+        if isinstance(actor, Refused) or not changes:
+            return actor
+        if actor.role is not Role.WRITE:
+            return Refused(403, f"{actor.name} may read, and change nothing")
         if request.content_type != "application/json":
             return Refused(403, "changes are sent as Content-Type: application/json")
         if _is_browser(request):
@@ -73,22 +73,22 @@ class Access:
             given = request.headers.get(CSRF_HEADER, "")
             if session is None or not same(given, session.csrf):
                 return Refused(403, "this page's session is over: load it again")
-        return found
+        return actor
 
     def may_see_page(self, request: web.Request) -> Refused | None:
         """Why somebody may not have what is no secret: the console's own files."""
         if self.tokens is not None:
             return None  # so that a token can be asked for
-        found = self._known(request)
-        return found if isinstance(found, Refused) else None
+        actor = self._known(request)
+        return actor if isinstance(actor, Refused) else None
 
     def log_in(self, request: web.Request, text: str) -> tuple[Actor, Session] | Refused:
         """Begins a browser's session, with a token if these are needed."""
         if refused := _foreign(request):
             return refused
         if self.tokens is None:
-            found = self._known(request)
-            return found if isinstance(found, Refused) else (found, begin(self._key, _now()))
+            known = self._known(request)
+            return known if isinstance(known, Refused) else (known, begin(self._key, _now()))
         token = token_of(self.tokens.value, text)
         if token is None:
             return Refused(401, "this is none of the tokens")

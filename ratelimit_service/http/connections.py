@@ -82,16 +82,16 @@ class HttpConnections:
 
     async def answered(self) -> None:
         """Waits until no connection expects an answer, not even its first one."""
-        while not all(each.idle for each in self._open.values()):
+        while not all(connection.idle for connection in self._open.values()):
             self._changed.clear()
             await self._changed.wait()
 
     def close(self) -> None:
         """Ends those that have not asked for anything yet; looks for late ones no more."""
         self._looking.cancel()
-        for each in list(self._open.values()):
-            if not (each.busy or each.idle):
-                each.transport.abort()
+        for connection in list(self._open.values()):
+            if not (connection.busy or connection.idle):
+                connection.transport.abort()
 
     def begin(self, inner: asyncio.Protocol) -> None:
         """A request's head has come on the connection of this protocol."""
@@ -108,11 +108,11 @@ class HttpConnections:
     def opened(self, connection: _Connection) -> None:
         """If there is no room, the one goes that has waited longest for a request."""
         self._open[connection.inner] = connection
-        crowd = [each for each in self._open.values() if each.peer == connection.peer]
+        crowd = [other for other in self._open.values() if other.peer == connection.peer]
         if len(crowd) <= MAX_CONNECTIONS_PER_PEER:
             crowd = list(self._open.values()) if len(self._open) > MAX_CONNECTIONS else []
         if crowd:
-            self._end(next(each for each in crowd if not each.busy), "crowded")
+            self._end(next(other for other in crowd if not other.busy), "crowded")
 
     def lost(self, connection: _Connection) -> None:
         """The connection is gone."""
@@ -139,13 +139,13 @@ class HttpConnections:
     def _look(self) -> None:
         """Ends what is late, a few in each round of the event loop; looks again in a second."""
         now, late = self._loop.time(), []
-        for each in self._open.values():
-            if each.transport.is_closing():
-                each.deadline = min(each.deadline, now + CLOSE_SECONDS)
-            if now >= each.deadline:
-                late.append(each)
-        for each in late[:_ENDED_AT_ONCE]:
-            self._end(each, "slow")
+        for connection in self._open.values():
+            if connection.transport.is_closing():
+                connection.deadline = min(connection.deadline, now + CLOSE_SECONDS)
+            if now >= connection.deadline:
+                late.append(connection)
+        for connection in late[:_ENDED_AT_ONCE]:
+            self._end(connection, "slow")
         self._looking = self._loop.call_later(0 if late else _LOOK_SECONDS, self._look)
 
     def _end(self, connection: _Connection, reason: str) -> None:

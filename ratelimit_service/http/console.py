@@ -40,8 +40,8 @@ class ConsoleFile(NamedTuple):
 
 def console_files() -> dict[str, ConsoleFile]:
     """Every file by its path; the page is at `/`."""
-    found = {}
+    files = {}
     for file in sorted(_DIRECTORY.iterdir()):
         path = "/" if file.name == "index.html" else f"/console/{file.name}"
-        found[path] = ConsoleFile(file.read_bytes(), _TYPES[file.suffix])
-    return found
+        files[path] = ConsoleFile(file.read_bytes(), _TYPES[file.suffix])
+    return files

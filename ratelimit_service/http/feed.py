@@ -73,7 +73,7 @@ class Feed:
         self._operating = operating
         self._watching = 0
         self._task: asyncio.Task[None] | None = None
-        self._kept: deque[dict[str, object]] = deque(maxlen=_KEPT)
+        self._history: deque[dict[str, object]] = deque(maxlen=_KEPT)
         self._changed = asyncio.Event()
         self._number = 0
         self._message = b""
@@ -95,7 +95,7 @@ class Feed:
         self._watching += 1
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._read())
-        return _AGAIN + _event("past", list(self._kept)) + self._state
+        return _AGAIN + _event("past", list(self._history)) + self._state
 
     def leave(self) -> None:
         """One watches no more."""
@@ -103,7 +103,7 @@ class Feed:
         if not self._watching and self._task is not None:
             self._task.cancel()
             self._task = None
-            self._kept.clear()
+            self._history.clear()
             self._state = b""
             self._before = None
 
@@ -128,7 +128,7 @@ class Feed:
         now = await self._totals()
         overrides = await operating.ask("overrides", {"newest": 1})
         return {
-            **self._told(before, now),
+            **self._message_of(before, now),
             "hits_since_start": now.hits,
             "hits_by_policy_since_start": now.hits_by_policy,
             "overrides": overrides["count"] if isinstance(overrides, dict) else 0,
@@ -169,11 +169,11 @@ class Feed:
             self._snapshot = self._operating.snapshot()
             self._number += 1
         if before is None:
-            self._tell(state)
+            self._publish(state)
         else:
-            message = self._told(before, self._before)
-            self._kept.append(message)
-            self._tell(state + _event("now", {**message, "denials": denials}))
+            message = self._message_of(before, self._before)
+            self._history.append(message)
+            self._publish(state + _event("now", {**message, "denials": denials}))
         took = 2 * (time.thread_time() - began)  # to read the numbers takes about as long again
         return min(max(_SECONDS, took * _SHARE), _LONGEST_SECONDS)
 
@@ -192,7 +192,7 @@ class Feed:
                 state[name] = {"error": str(error)}
         return _event("state", state)
 
-    def _tell(self, message: bytes) -> None:
+    def _publish(self, message: bytes) -> None:
         self._message = message
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -206,12 +206,12 @@ class Feed:
 
     async def _new_denials(self) -> list[str]:
         """All that were noted since the last time, by time. Raises QuestionError."""
-        told = await self._operating.ask_all("denials")
-        lines = sorted([line for each in told if isinstance(each, list) for line in each])
+        answers = await self._operating.ask_all("denials")
+        lines = sorted([line for answer in answers if isinstance(answer, list) for line in answer])
         self._denied += lines
         return lines
 
-    def _told(self, before: _Totals, now: _Totals) -> dict[str, object]:
+    def _message_of(self, before: _Totals, now: _Totals) -> dict[str, object]:
         health = self._operating.health
         seconds = max(now.at - before.at, 0.001)
         rules = dict(_changed(before.rules, now.rules))
@@ -277,15 +277,15 @@ def _quantile(buckets: list[int], share: float) -> int | None:
     wanted = sum(buckets) * share
     if not wanted:
         return None
-    found = 0
+    below = 0
     for bound, some in zip((*LATENCY_BOUNDS_US, LATENCY_BOUNDS_US[-1]), buckets, strict=True):
-        found += some
-        if found >= wanted:
+        below += some
+        if below >= wanted:
             return bound
     return LATENCY_BOUNDS_US[-1]
 
 
-def _event(kind: str, told: object) -> bytes:
+def _event(kind: str, data: object) -> bytes:
     """As EventSource reads it; the JSON has no line ends."""
-    text = json.dumps(told, separators=(",", ":"))
+    text = json.dumps(data, separators=(",", ":"))
     return f"event: {kind}\ndata: {text}\n\n".encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
@@ -28,7 +29,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.wire import decode_decision
 from ratelimit_service.wire.json import decision_to_json, requests_from_json
 
-__all__ = ["HttpPort"]
+__all__ = ["HttpPort", "Shown"]
 
 _MAX_BODY_BYTES = 1 << 17
 """JSON is wordier than protobuf; the message itself is held to its own bound, half of this."""
@@ -52,6 +53,16 @@ class Decide(Protocol):
         """As `Service.decide`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the port shows of the service."""
+
+    snapshot: Callable[[], Snapshot]
+    metrics: Callable[[str], tuple[str, AsyncIterator[bytes]]]
+    """Content type and page for a scraper's Accept header."""
+    processes: Callable[[], object]
+
+
 class HttpPort(Port):
     """Serves `/json`, probes, `/metrics`, `/rlconfig` and `/processes`."""
 
@@ -61,15 +72,9 @@ class HttpPort(Port):
         decide: Decide,
         health: Health,
         stats: Stats,
-        snapshot: Callable[[], Snapshot],
-        render_metrics: Callable[[str], tuple[str, AsyncIterator[bytes]]],
-        processes: Callable[[], object],
+        shown: Shown,
     ) -> None:
-        """`decide` answers serialized requests.
-
-        `render_metrics` makes content type and page for a scraper's Accept header, `processes`
-        what `/processes` shows.
-        """
+        """`decide` answers serialized requests."""
         super().__init__(
             settings.http_hosts, stats.http_closed, probes=_PROBES, most_bytes=_MAX_BODY_BYTES
         )
@@ -77,9 +82,8 @@ class HttpPort(Port):
         self._decide = decide
         self._health = health
         self._stats = stats
-        self._rules = rules_page(snapshot)
-        self._render_metrics = render_metrics
-        self._processes = processes
+        self.shown = shown
+        self._rules = rules_page(shown.snapshot)
         if not settings.no_json:
             self.route("*", "/json", self._json)
         self.show("/healthcheck", self._healthcheck)
@@ -120,8 +124,8 @@ class HttpPort(Port):
         answers = await self._decide(batch.requests, origins=origins)
         await pause()
         if batch.listed:
-            return await streamed(request, "application/json", _all_told(answers))
-        return await _told(answers[0])
+            return await streamed(request, "application/json", _list_of(answers))
+        return await _response_of(answers[0])
 
     async def _healthcheck(self, _: web.Request) -> web.Response:
         """200 while requests are answered, also degraded; 500 before and after."""
@@ -149,7 +153,7 @@ class HttpPort(Port):
         )
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        content_type, pages = self._render_metrics(request.headers.get("Accept", ""))
+        content_type, pages = self.shown.metrics(request.headers.get("Accept", ""))
         return await streamed(request, content_type, pages)
 
     async def _rlconfig(self, request: web.Request) -> web.StreamResponse:
@@ -158,7 +162,7 @@ class HttpPort(Port):
     async def _show_processes(self, request: web.Request) -> web.Response:
         if not is_local(request):
             return refused(403, "only callers on this machine may see its processes")
-        return web.json_response(self._processes())
+        return web.json_response(self.shown.processes())
 
     async def _not_found(self, request: web.Request) -> web.Response:
         json = "" if self._settings.no_json else "/json "
@@ -167,7 +171,7 @@ class HttpPort(Port):
         return web.Response(status=404, text=f"{shown(request.path)} is not here: {paths} are\n")
 
 
-async def _told(answer: Answer) -> web.Response:
+async def _response_of(answer: Answer) -> web.Response:
     if isinstance(answer, Refusal):
         status = _HTTP_STATUS.get(answer.code, 500)
         return web.Response(status=status, text=f"{answer.message}\n")
@@ -180,7 +184,7 @@ async def _told(answer: Answer) -> web.Response:
     )
 
 
-async def _all_told(answers: Sequence[Answer]) -> AsyncIterator[bytes]:
+async def _list_of(answers: Sequence[Answer]) -> AsyncIterator[bytes]:
     """A list, in the order of the requests. What was refused says so in its place."""
     mark = b"["
     for answer in answers:
@@ -198,7 +202,7 @@ def _headers(decision: Decision) -> dict[str, str]:
 
     What it says of its body's type is left out: that body is inside of this one, which is JSON.
     """
-    found = {
+    headers = {
         key: value for key, value in decision.response_headers if key.lower() != "content-type"
     }
     resets_us = [
@@ -207,8 +211,8 @@ def _headers(decision: Decision) -> dict[str, str]:
         if status.code is Code.OVER_LIMIT and status.reset_us is not None
     ]
     if decision.code is Code.OVER_LIMIT and resets_us:
-        found.setdefault("Retry-After", str(whole_seconds(max(resets_us))))
-    return found
+        headers.setdefault("Retry-After", str(whole_seconds(max(resets_us))))
+    return headers
 
 
 def _caller(request: web.Request) -> CallOrigin:

@@ -77,14 +77,14 @@ class AdminListener(Port):
         try:
             body = {} if route.method == "GET" else await _body(request)
             query = dict(request.query)
-            asked = AdminRequest(actor, query, body, request, may_still_ask)
-            found = await route.handler(asked)
+            admin_request = AdminRequest(actor, query, body, request, may_still_ask)
+            outcome = await route.handler(admin_request)
         except QuestionError as error:
             return _failed(_HTTP_STATUS.get(error.code, 500), str(error))
-        if isinstance(found, web.StreamResponse):
-            return found
+        if isinstance(outcome, web.StreamResponse):
+            return outcome
         await pause()  # many may have been answered at once
-        return _written(200, found.text) if isinstance(found, Written) else _json(200, found)
+        return _written(200, outcome.text) if isinstance(outcome, Written) else _json(200, outcome)
 
     async def _page(self, request: web.Request) -> web.Response:
         """A file of the console: it is no secret."""
@@ -104,7 +104,7 @@ class AdminListener(Port):
         session = self.access.session(request)
         if session is None:
             return self._begun(request, self.access.log_in(request, ""))
-        return _json(200, _told(actor, session))
+        return _json(200, _session_fields(actor, session))
 
     async def _log_in(self, request: web.Request) -> web.Response:
         try:
@@ -121,7 +121,7 @@ class AdminListener(Port):
     def _begun(self, request: web.Request, begun: tuple[Actor, Session] | Refused) -> web.Response:
         if isinstance(begun, Refused):
             return _failed(*begun)
-        response = _json(200, _told(*begun))
+        response = _json(200, _session_fields(*begun))
         set_session(response, request, begun[1])
         return response
 
@@ -133,7 +133,7 @@ class AdminListener(Port):
         return _json(404, {"error": f"{shown(request.path)} is not here", "here": known})
 
 
-def _told(actor: Actor, session: Session) -> object:
+def _session_fields(actor: Actor, session: Session) -> object:
     """What a page of ours is told of its session."""
     return {"name": actor.name, "role": actor.role, "csrf": session.csrf}
 
@@ -145,20 +145,20 @@ async def _body(request: web.Request) -> Mapping[str, object]:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             text = await request.read()
-        found = json.loads(text or b"{}")
+        body = json.loads(text or b"{}")
     except TimeoutError as error:
         raise QuestionError(f"the body did not come within {BODY_SECONDS:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise QuestionError(f"the body is too large: at most {_MAX_BODY_BYTES} bytes") from error
     except (ValueError, RecursionError) as error:
         raise QuestionError(f"the body is no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise QuestionError("the body is no JSON object: write {…}")
-    return found
+    return body
 
 
-def _json(status: int, found: object) -> web.Response:
-    return _written(status, json.dumps(found))
+def _json(status: int, content: object) -> web.Response:
+    return _written(status, json.dumps(content))
 
 
 def _written(status: int, text: str) -> web.Response:

@@ -28,12 +28,12 @@ def is_ours(host: str, allowed: AbstractSet[str], *, strict: bool = False) -> bo
     private one are nobody's: anybody in the network can claim them (mDNS, LLMNR). Only `localhost`
     and the machine's own name stay. `allowed` are further names, in lower case; `*` allows all.
     """
-    found = _HOST.fullmatch(host)
+    parts = _HOST.fullmatch(host)
     if "*" in allowed:
         return True
-    if found is None:
+    if parts is None:
         return False
-    name = found[1].rstrip(".").lower()
+    name = parts[1].rstrip(".").lower()
     if name in {"", "localhost", socket.gethostname().lower()} or name in allowed:
         return True
     if not strict and "." not in name and ":" not in name:

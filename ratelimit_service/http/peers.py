@@ -51,8 +51,8 @@ def is_local(request: web.Request) -> bool:
     if address in {"", "unix"}:
         return address == "unix"
     own = request.get_extra_info("sockname")
-    found = ip_address(address)
-    mapped = getattr(found, "ipv4_mapped", None) or found
+    ip = ip_address(address)
+    mapped = getattr(ip, "ipv4_mapped", None) or ip
     return bool(mapped.is_loopback) or (bool(own) and address == _plain(own[0]))
 
 

@@ -139,8 +139,8 @@ class Port:
             self._acceptor.stop()
             await self._last_answers()
             self.connections.close()
-        for each in self._sockets:
-            each.close()
+        for listening in self._sockets:
+            listening.close()
         await self._runner.cleanup()
 
     async def _last_answers(self) -> None:

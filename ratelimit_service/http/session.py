@@ -31,18 +31,18 @@ class Session(NamedTuple):
 
 def begin(key: bytes, now: int) -> Session:
     """A new session; `now` is in seconds since the epoch."""
-    told = f"{now + SECONDS}.{secrets.token_hex(16)}"
-    return Session(f"{told}.{_mac(key, 'session', told)}", _mac(key, "csrf", told))
+    content = f"{now + SECONDS}.{secrets.token_hex(16)}"
+    return Session(f"{content}.{_mac(key, 'session', content)}", _mac(key, "csrf", content))
 
 
 def resume(cookie: str, key: bytes, now: int) -> Session | None:
     """The session of a cookie that was made with this key, if it is not over."""
-    told, _, mac = cookie.rpartition(".")
-    if not same(mac, _mac(key, "session", told)):
+    content, _, mac = cookie.rpartition(".")
+    if not same(mac, _mac(key, "session", content)):
         return None
-    if int(told.partition(".")[0]) < now:
+    if int(content.partition(".")[0]) < now:
         return None
-    return Session(cookie, _mac(key, "csrf", told))
+    return Session(cookie, _mac(key, "csrf", content))
 
 
 def same(given: str, wanted: str) -> bool:
@@ -53,6 +53,6 @@ def same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())
 
 
-def _mac(key: bytes, what: str, told: str) -> str:
-    text = f"{what} {told}".encode("utf-8", "surrogatepass")
+def _mac(key: bytes, what: str, content: str) -> str:
+    text = f"{what} {content}".encode("utf-8", "surrogatepass")
     return hmac.new(key, text, hashlib.sha256).hexdigest()

@@ -34,17 +34,17 @@ def read_tokens(path: str) -> tuple[Token, ...]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SettingsError(f"--admin-token-file {path} cannot be read: {why}") from error
-    found = []
+    tokens = []
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        found.append(_token(words, f"{path}:{number}"))
-    if not found:
+        tokens.append(_token(words, f"{path}:{number}"))
+    if not tokens:
         raise SettingsError(f"--admin-token-file {path} has no token: write `read TOKEN` lines")
-    if len({token.text for token in found}) < len(found):
+    if len({token.text for token in tokens}) < len(tokens):
         raise SettingsError(f"--admin-token-file {path} has the same token twice")
-    return tuple(found)
+    return tuple(tokens)
 
 
 def _token(words: Sequence[str], where: str) -> Token:
@@ -63,5 +63,5 @@ def _token(words: Sequence[str], where: str) -> Token:
 
 def token_of(tokens: Sequence[Token], text: str) -> Token | None:
     """The token with this text, if there is one; how long it takes says nothing of them."""
-    found = [token for token in tokens if same(text, token.text)]
-    return found[0] if found else None
+    matching = [token for token in tokens if same(text, token.text)]
+    return matching[0] if matching else None

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Limit, Mode, Override
-from ratelimit_service.rules.tree import MetNode, Rule
+from ratelimit_service.rules.tree import MatchedNode, Rule
 from ratelimit_service.stores.keys import CounterNames
 
 __all__ = ["CompiledLimit", "CompiledRule", "Era", "Kind", "Plan"]
@@ -87,7 +87,7 @@ class CompiledRule:
     rule that is also asked with 0 hits: then every later look would pass."""
 
 
-_NOTHING_MET: Final = MetNode()
+_NOTHING_MET: Final = MatchedNode()
 
 
 class Plan(NamedTuple):
@@ -99,7 +99,7 @@ class Plan(NamedTuple):
     rule: CompiledRule
     addend: int = 1
     hits: tuple[Hit, ...] = ()
-    met: MetNode = _NOTHING_MET
+    met: MatchedNode = _NOTHING_MET
 
     @property
     def refund(self) -> bool:

@@ -26,7 +26,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.observability.stats import Tally
 from ratelimit_service.rules.match import Match
-from ratelimit_service.rules.tree import Domain, MetNode, Node, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, MatchedNode, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames
 
@@ -55,9 +55,9 @@ class Compiler:
         """By what they follow from, so that rules with equal limits share them."""
         self._rules: dict[CompiledRule, CompiledRule] = {}
         """One for all rules that come to the same: it stays in the processor's caches."""
-        self._mets: Table[Tally, MetNode] = {}
+        self._mets: Table[Tally, MatchedNode] = {}
         """Those that are in no level, by where they tally."""
-        self._old: list[dict[Tally, MetNode]] = []
+        self._old: list[dict[Tally, MatchedNode]] = []
         """What was in such tables for earlier snapshots. To free it at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
@@ -71,7 +71,7 @@ class Compiler:
             self._limits = {}
             self._era = Era()
 
-    def rule(self, domain: Domain, met: MetNode, metric_value: str = "") -> CompiledRule:
+    def rule(self, domain: Domain, met: MatchedNode, metric_value: str = "") -> CompiledRule:
         """The rule of a node that has one. It is tallied there, unless by values."""
         compiled = met.compiled
         if isinstance(compiled, CompiledRule) and compiled.era is self._era:
@@ -84,13 +84,13 @@ class Compiler:
             met.tally = rule.tallies.of()
         return found
 
-    def by_value(self, met: MetNode, metric_value: str) -> MetNode:
+    def by_value(self, met: MatchedNode, metric_value: str) -> MatchedNode:
         """What is met where a rule tallies by values. It has a bounded number of tallies."""
         rule = met.declared
         assert rule is not None  # noqa: S101 -- as above
         return self._tallied(rule.tallies.of(metric_value), met.node)
 
-    def matched(self, domain: Domain, found: Match) -> tuple[CompiledRule, MetNode]:
+    def matched(self, domain: Domain, found: Match) -> tuple[CompiledRule, MatchedNode]:
         """The rule that a descriptor meets, which meets one, and where it is tallied."""
         met, identity, shared, metric_value, stray = found
         assert met is not None  # noqa: S101 -- it has a rule
@@ -106,7 +106,7 @@ class Compiler:
         """For descriptors that no rule of the domain matches."""
         return Plan(self.no_rule, met=self._tallied(domain.unmatched.of()))
 
-    def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MetNode]:
+    def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MatchedNode]:
         """A limit that the caller brings. No rule is looked up; its counter is like a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
@@ -139,11 +139,11 @@ class Compiler:
         says = self._says(None, ())
         return CompiledRule(Kind.UNSERVED, policy=self._settings.failure_policy, says=says)
 
-    def _tallied(self, tally: Tally, node: Node | None = None) -> MetNode:
+    def _tallied(self, tally: Tally, node: Node | None = None) -> MatchedNode:
         """What is met, of no level, where hits are tallied here. Few rules have such."""
         met = self._mets.get(tally)
         if met is None:
-            met = self._mets[tally] = MetNode(node, tally)
+            met = self._mets[tally] = MatchedNode(node, tally)
             self._mets = spread(self._mets)
             for _ in range(2):  # two old ones go, so that these cannot pile up
                 if self._old and not self._old[-1]:

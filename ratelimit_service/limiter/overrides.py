@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry, Override, OverrideKind
 from ratelimit_service.rules.matchers.effort import EFFORT
+from ratelimit_service.rules.matchers.fragments import FragmentIndex
 from ratelimit_service.rules.matchers.pattern import Pattern
-from ratelimit_service.rules.matchers.pieces import Pieces
 
 __all__ = ["DomainOverrides", "Ruling", "holding", "ruling_of"]
 
@@ -54,18 +54,18 @@ class _AlikePatterns:
     __slots__ = ("_pieces",)
 
     def __init__(self) -> None:
-        self._pieces = Pieces[_Patterned]()
+        self._pieces = FragmentIndex[_Patterned]()
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def add(self, patterned: _Patterned) -> None:
         """Takes in one that is not known yet."""
-        self._pieces.add(patterned.patterns[0][1].pieces, patterned)
+        self._pieces.add(patterned.patterns[0][1].fragments, patterned)
 
     def remove(self, patterned: _Patterned) -> None:
         """Lets go of one that is known."""
-        self._pieces.remove(patterned.patterns[0][1].pieces, patterned)
+        self._pieces.remove(patterned.patterns[0][1].fragments, patterned)
 
     def taking(self, entries: Sequence[Entry], place: int) -> Sequence[Override]:
         """Those that take a descriptor; `place` is the first one with a pattern."""
@@ -135,11 +135,11 @@ class DomainOverrides:
         if not EFFORT.bounded:
             return [*exact, *self._taking(entries, places)]
         name = (self, entries)
-        found = EFFORT.found.get(name)
+        found = EFFORT.results.get(name)
         if found is None:
             EFFORT.spend(0)
             found = [*exact, *self._taking(entries, places)]
-            EFFORT.found[name] = found
+            EFFORT.results[name] = found
         return found
 
     def meeting(self, entries: Sequence[Entry], now_us: int) -> list[Override]:

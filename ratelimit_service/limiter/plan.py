@@ -21,7 +21,7 @@ from ratelimit_service.model import (
     new_tuple,
 )
 from ratelimit_service.rules.match import Match, match, match_any_value
-from ratelimit_service.rules.tree import REPLACES, Domain, MetNode, Snapshot
+from ratelimit_service.rules.tree import REPLACES, Domain, MatchedNode, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import KeyStem
@@ -51,7 +51,7 @@ class PlanTemplate:
     def __init__(
         self,
         rule: CompiledRule,
-        met: MetNode,
+        met: MatchedNode,
         addend: int,
         names: KeyStem,
         rest: tuple[object, ...],
@@ -105,18 +105,18 @@ class Planner:
             for descriptor in request.descriptors
         ]
         replaced: set[str] = set()
-        looked_at: set[MetNode] = set()
+        looked_at: set[MatchedNode] = set()
         for found in matches:
-            if not isinstance(found, Match) or found.met is None:
+            if not isinstance(found, Match) or found.node is None:
                 continue
-            if not found.met.heed & REPLACES or found.met in looked_at:
+            if not found.node.flags & REPLACES or found.node in looked_at:
                 continue  # as nearly always
-            rule = found.met.declared
+            rule = found.node.declared
             assert rule is not None  # noqa: S101 -- its node says that it replaces others
             # While none of its limits holds, a rule replaces no other.
             if rule.unlimited or self.compiler.matched(domain, found)[0].limits:
                 replaced |= rule.replaces
-                looked_at.add(found.met)
+                looked_at.add(found.node)
         plans = []
         for descriptor, found in zip(request.descriptors, matches, strict=True):
             addend = descriptor.hits_addend
@@ -128,7 +128,7 @@ class Planner:
                     brought, met, descriptor.entries, (), addend, descriptor.is_negative_hits
                 )
                 plans.append(self._reported(planned, descriptor))
-            elif found.met is None or (replaced and _is_replaced(found, replaced)):
+            elif found.node is None or (replaced and _is_replaced(found, replaced)):
                 plans.append(self._without(domain, found, addend))
             else:
                 plans.append(self._matched(domain, descriptor, found, addend))
@@ -263,7 +263,7 @@ _UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
 
 def _counted(
     rule: CompiledRule,
-    met: MetNode,
+    met: MatchedNode,
     identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,

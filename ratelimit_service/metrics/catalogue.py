@@ -75,7 +75,7 @@ def _of_rules(name: str) -> Metric:
     text, number = RULE_TALLIES[name]
 
     def read(reading: Reading) -> Iterator[Sample]:
-        return (Sample(each.labels, number(each.tally)) for each in reading.known)
+        return (Sample(series.labels, number(series.tally)) for series in reading.known)
 
     labels = ("domain", "rule", "value")
     return Metric(f"ratelimit_rule_{name}", MetricKind.COUNTER, labels, text, read)
@@ -142,7 +142,7 @@ def _memory(reading: Reading) -> Iterable[Sample] | None:
 
 
 def _unmatched(reading: Reading) -> Iterator[Sample]:
-    return (Sample((each.domain,), each.descriptors) for each in reading.unmatched)
+    return (Sample((domain.domain,), domain.descriptors) for domain in reading.unmatched)
 
 
 def _loaded_at(reading: Reading) -> Iterable[Sample] | None:

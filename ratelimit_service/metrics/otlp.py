@@ -55,7 +55,7 @@ class OtlpMetrics:
             if metric.name != last or not part:
                 samples, last = [], metric.name
                 part.append(_head(metric, samples))
-            samples.append([labels, _told(self._grown(metric, labels, number))])
+            samples.append([labels, _encoded(self._grown(metric, labels, number))])
             if count % SLICE == 0:
                 self._hand_on(part)
                 part = []
@@ -103,7 +103,7 @@ def _head(metric: Metric, samples: list[object]) -> dict[str, object]:
     }
 
 
-def _told(number: _Number) -> object:
+def _encoded(number: _Number) -> object:
     if isinstance(number, list):
         return {"sum": number[0] / 1_000_000, "buckets": number[1:]}
     return number

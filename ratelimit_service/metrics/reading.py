@@ -85,14 +85,14 @@ class Reading:
         """The series that count, then those that are known and have not counted yet."""
         return chain(self.series, self.unmet)
 
-    def add(self, found: Series | Limited | Unmatched) -> None:
+    def add(self, item: Series | Limited | Unmatched) -> None:
         """Adds what was found of a rule or a domain."""
-        if isinstance(found, Series):
-            (self.unmet if found.tally is _NOTHING else self.series).append(found)
-        elif isinstance(found, Unmatched):
-            self.unmatched.append(found)
+        if isinstance(item, Series):
+            (self.unmet if item.tally is _NOTHING else self.series).append(item)
+        elif isinstance(item, Unmatched):
+            self.unmatched.append(item)
         else:
-            self.limited.append(found)
+            self.limited.append(item)
 
 
 class Sources:
@@ -122,15 +122,15 @@ class Sources:
     async def read(self) -> Reading:
         """A reading, with pauses for requests."""
         reading = self._begun()
-        async for found in slowly(self._of_rules()):
-            reading.add(found)
+        async for item in slowly(self._of_rules()):
+            reading.add(item)
         return reading
 
     def read_at_once(self) -> Reading:
         """A reading, without pauses: where nobody waits."""
         reading = self._begun()
-        for found in self._of_rules():
-            reading.add(found)
+        for item in self._of_rules():
+            reading.add(item)
         return reading
 
     def _begun(self) -> Reading:

@@ -62,7 +62,7 @@ _IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 
 def clean(text: str) -> str:
     """A part of a name: without what has a meaning in statsd, as the reference cleans it."""
-    text = _IPV4.sub(lambda found: found[0].replace(".", "_"), text)
+    text = _IPV4.sub(lambda address: address[0].replace(".", "_"), text)
     return re.sub(r"[:|]|\s|[^ -~\u00a0-\U0010ffff]", "_", text)
 
 
@@ -72,7 +72,7 @@ def segments(series: Series) -> list[str]:
         return [_OVERRIDE]
     other = series.value == OTHER
     shown = iter(() if other else parse_path(series.value))
-    found = []
+    levels = []
     for node in series.way:
         key, value = node.key, node.value
         showing = series.rule.detailed_metric or (
@@ -82,20 +82,20 @@ def segments(series: Series) -> list[str]:
             value = OTHER
         elif showing:
             key, value = next(shown, (key, value))
-        found.append(clean(f"{key}_{value}" if value else key))
-    return found
+        levels.append(clean(f"{key}_{value}" if value else key))
+    return levels
 
 
 async def totals(reading: Reading) -> Counter[str]:
     """Everything that has counted, by its name in statsd; series of one name add up."""
-    found: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     async for series in slowly(reading.series):
         for name, number in _of_series(series):
-            found[name] += number
+            numbers[name] += number
     for name, read in SCALARS.items():
         if number := read(reading):
-            found[name] = number
-    return found
+            numbers[name] = number
+    return numbers
 
 
 def _of_series(series: Series) -> Iterator[tuple[str, int]]:

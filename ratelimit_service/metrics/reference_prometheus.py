@@ -53,31 +53,34 @@ def exports(settings: Settings) -> Iterator[Page]:
 
 
 async def _page(reading: Reading) -> AsyncIterator[bytes]:
-    by_rule: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in PER_RULE}
-    async for series in slowly(reading.known):
-        named = (clean(series.domain), *segments(series)[:2])  # deeper levels add up
-        for name, read in PER_RULE.items():
-            by_rule[name][named] += read(series.tally)
-    for name, counts in by_rule.items():
-        lines = (
-            _line(f"{_PREFIX}_rate_limit_{name}", _labels(named), number)
-            for named, number in counts.items()
-        )
-        async for part in _family(f"{_PREFIX}_rate_limit_{name}", "counter", lines):
-            yield part
+    async for part in _of_rules(reading):
+        yield part
     lines_of: dict[str, list[str]] = {}
-    for name, read_scalar in SCALARS.items():
+    for name, read in SCALARS.items():
         if name in _MAPPED:
             family, labels = _MAPPED[name]
-            lines_of.setdefault(family, []).append(_line(family, labels, read_scalar(reading)))
-    for family, ready in lines_of.items():
-        async for part in _family(family, "counter", ready):
+            lines_of.setdefault(family, []).append(_line(family, labels, read(reading)))
+    for family, lines in lines_of.items():
+        async for part in _family(family, "counter", lines):
             yield part
     async for part in _of_process(reading):
         yield part
     name = f"{_PREFIX}_response_time_seconds"
     async for part in _family(name, "histogram", _histogram(name, reading.stats.latency)):
         yield part
+
+
+async def _of_rules(reading: Reading) -> AsyncIterator[bytes]:
+    by_rule: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in PER_RULE}
+    async for series in slowly(reading.known):
+        named = (clean(series.domain), *segments(series)[:2])  # deeper levels add up
+        for name, read in PER_RULE.items():
+            by_rule[name][named] += read(series.tally)
+    for name, counts in by_rule.items():
+        family = f"{_PREFIX}_rate_limit_{name}"
+        lines = (_line(family, _labels(named), number) for named, number in counts.items())
+        async for part in _family(family, "counter", lines):
+            yield part
 
 
 async def _of_process(reading: Reading) -> AsyncIterator[bytes]:

@@ -25,10 +25,10 @@ def exports(settings: Settings) -> Iterator[Page]:
 
 async def _numbers(reading: Reading) -> list[tuple[str, int]]:
     latency = reading.stats.latency
-    found = await totals(reading)
-    found[f"{RESPONSE_TIME}.count"] = sum(latency.buckets)
-    found[f"{RESPONSE_TIME}.sum_ms"] = latency.sum_us // 1_000
-    return list(found.items())
+    numbers = await totals(reading)
+    numbers[f"{RESPONSE_TIME}.count"] = sum(latency.buckets)
+    numbers[f"{RESPONSE_TIME}.sum_ms"] = latency.sum_us // 1_000
+    return list(numbers.items())
 
 
 async def _text(reading: Reading) -> AsyncIterator[bytes]:

@@ -69,14 +69,14 @@ class _Statsd:
         names = shared_names()
         try:
             async with asyncio.timeout(_NAME_SECONDS):
-                found = await names.addresses(self._host, self._port, socket.SOCK_DGRAM)
+                addresses = await names.addresses(self._host, self._port, socket.SOCK_DGRAM)
         except TimeoutError:
             self._fails(OSError("no resolver answers"))
             return
         except OSError as error:
             self._fails(error)
             return
-        family, kind, protocol, _, address = found[0]
+        family, kind, protocol, _, address = addresses[0]
         failed: OSError | None = None
         with socket.socket(family, kind, protocol) as sender:
             sender.setblocking(False)

@@ -5,6 +5,7 @@ from ratelimit_service.model.algorithm import (
     TICKS_US,
     Algorithm,
     BundleFunction,
+    CounterForm,
     CounterSpec,
     Denied,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "Code",
     "Contradiction",
     "CountDenied",
+    "CounterForm",
     "CounterSpec",
     "Decision",
     "Denied",

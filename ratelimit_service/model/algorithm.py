@@ -7,8 +7,9 @@ objects are declared in `algorithms`, each beside its arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from ratelimit_service.model.calendar import Anchor, Calendar
 from ratelimit_service.model.limit import MAX_ADDEND, Limit
@@ -22,6 +23,7 @@ __all__ = [
     "Algorithm",
     "BundleFunction",
     "ChargeFunction",
+    "CounterForm",
     "CounterSpec",
     "Denied",
     "HeldFunction",
@@ -75,98 +77,6 @@ class Denied(IntEnum):
     """All are counted, also where neither the rule nor a setting says so."""
 
 
-class Algorithm:
-    """One algorithm: its arithmetic, and all that others have to know of it.
-
-    `charge` and `refund` are pure functions from a counter's state to its next; None is the state
-    of a new counter. Times and windows are integer microseconds. All integers stay below 2^53, so
-    that the Lua rendering, which has only doubles, computes the same. A state less than a window
-    ahead of `now_us` means that the clock stepped back: the time is then the state's.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        letter: str,
-        charge: ChargeFunction,
-        refund: RefundFunction,
-        *,
-        parameters: tuple[Parameter, ...] = (),
-        capacity: Callable[[Limit], int] | None = None,
-        contradictions: Callable[[Limit], Iterable[Contradiction]] | None = None,
-        most: int = MAX_ADDEND,
-        most_why: str = "",
-        key: Callable[[CounterSpec], str] | None = None,
-        weight: Callable[[CounterSpec], int] | None = None,
-        held: HeldFunction | None = None,
-        denied: Denied = Denied.COUNTED,
-        bundle: BundleFunction | None = None,
-        cached: bool = True,
-        refunded: bool = True,
-        divided: bool = True,
-        refills: bool = False,
-        ticks: bool = False,
-        adds: bool = False,
-        paired: bool = False,
-        advance: AdvanceFunction | None = None,
-        exact_why: str = "",
-    ) -> None:
-        self.name: Final = name
-        """As rules, the Lua file, metrics and documents have it."""
-        self.letter: Final = letter
-        """What its counters' keys begin with, behind the tag; nobody else's."""
-        self.mark: Final = letter.encode()
-        """The same, with which states may begin."""
-        self.charge: Final = charge
-        self.refund: Final = refund
-        self.parameters: Final = parameters
-        """The keys of rules that mean something to it, beside those of every limit."""
-        self.capacity: Final = capacity or _requests_per_unit
-        """The hits that fit before the soft part begins: what `remaining` counts down from."""
-        self.contradictions: Final = contradictions or _no_contradictions
-        """What is wrong with a limit whose keys are all right, each for itself."""
-        self.most: Final = most
-        """The highest limit, the soft part included."""
-        self.most_why: Final = most_why
-        """Why, and what to use instead."""
-        self.key: Final = key or _key
-        """The part of a counter's key that says how and over which window is counted, without any
-        number of hits. Two limits with the same one share their counters."""
-        self.weight: Final = weight or _weight
-        """What a hit takes of Redis' time at most, in units of some 4 microseconds."""
-        self.held: Final = held
-        """What a state holds one by one, the oldest first; None where it holds only numbers."""
-        self.denied: Final = denied
-        self.bundle: Final = bundle
-        """How several leases are taken at once; None where hits take none."""
-        self.leases: Final = bundle is not None
-        """Whether hits take leases, which are given back by an id."""
-        self.cached: Final = cached
-        """Whether who is over stays so until the moment that was told, if nothing is given back:
-        then the local cache may deny in the store's stead."""
-        self.refunded: Final = refunded
-        """Whether callers can give hits back. Stores undo charges in any case."""
-        self.divided: Final = divided
-        """Whether processes that each count a part of the limit admit the limit between them."""
-        self.refills: Final = refills
-        """Whether `requests_per_unit` is a rate that comes back, not the most that is held."""
-        self.ticks: Final = ticks
-        """Whether it multiplies hits with time, which takes ticks to be exact."""
-        self.adds: Final = adds
-        """Whether in windows of the clock a state is an integer to which hits add their number: it
-        charges as `fixed_window.passing` says, which stores use in its stead."""
-        self.paired: Final = paired
-        """Whether without sub-counters a state is a window's number and a pair of counts: it
-        charges as `sliding_window.passing` says, which stores use in its stead."""
-        self.advance: Final = advance
-        """How long an advance lives; None where there are none."""
-        self.exact_why: Final = exact_why
-        """Why there are none, and what to use instead."""
-
-    def __repr__(self) -> str:
-        return self.name
-
-
 def _requests_per_unit(limit: Limit) -> int:
     return limit.requests_per_unit
 
@@ -187,6 +97,96 @@ def _weight(_spec: CounterSpec) -> int:
     return _WEIGHT
 
 
+@dataclass(eq=False, repr=False)
+class Algorithm:
+    """One algorithm: its arithmetic, and all that others have to know of it. It never changes.
+
+    `charge` and `refund` are pure functions from a counter's state to its next; None is the state
+    of a new counter. Times and windows are integer microseconds. All integers stay below 2^53, so
+    that the Lua rendering, which has only doubles, computes the same. A state less than a window
+    ahead of `now_us` means that the clock stepped back: the time is then the state's.
+    """
+
+    name: str
+    """As rules, the Lua file, metrics and documents have it."""
+    letter: str
+    """What its counters' keys begin with, behind the tag; nobody else's."""
+    charge: ChargeFunction
+    refund: RefundFunction
+    parameters: tuple[Parameter, ...] = ()
+    """The keys of rules that mean something to it, beside those of every limit."""
+    capacity: Callable[[Limit], int] = _requests_per_unit
+    """The hits that fit before the soft part begins: what `remaining` counts down from."""
+    contradictions: Callable[[Limit], Iterable[Contradiction]] = _no_contradictions
+    """What is wrong with a limit whose keys are all right, each for itself."""
+    most: int = MAX_ADDEND
+    """The highest limit, the soft part included."""
+    most_why: str = ""
+    """Why, and what to use instead."""
+    key: Callable[[CounterSpec], str] = _key
+    """The part of a counter's key that says how and over which window is counted, without any
+    number of hits. Two limits with the same one share their counters."""
+    weight: Callable[[CounterSpec], int] = _weight
+    """What a hit takes of Redis' time at most, in units of some 4 microseconds."""
+    held: HeldFunction | None = None
+    """What a state holds one by one, the oldest first; None where it holds only numbers."""
+    denied: Denied = Denied.COUNTED
+    bundle: BundleFunction | None = None
+    """How several leases are taken at once; None where hits take none."""
+    cached: bool = True
+    """Whether who is over stays so until the moment that was told, if nothing is given back:
+    then the local cache may deny in the store's stead."""
+    refunded: bool = True
+    """Whether callers can give hits back. Stores undo charges in any case."""
+    divided: bool = True
+    """Whether processes that each count a part of the limit admit the limit between them."""
+    refills: bool = False
+    """Whether `requests_per_unit` is a rate that comes back, not the most that is held."""
+    ticks: bool = False
+    """Whether it multiplies hits with time, which takes ticks to be exact."""
+    adds: bool = False
+    """Whether in windows of the clock a state is an integer to which hits add their number: it
+    charges as `fixed_window.passing` says, which stores use in its stead."""
+    paired: bool = False
+    """Whether without sub-counters a state is a window's number and a pair of counts: it
+    charges as `sliding_window.passing` says, which stores use in its stead."""
+    advance: AdvanceFunction | None = None
+    """How long an advance lives; None where there are none."""
+    exact_why: str = ""
+    """Why there are none, and what to use instead."""
+    mark: bytes = field(init=False)
+    """The letter, with which states may begin."""
+    leases: bool = field(init=False)
+    """Whether hits take leases, which are given back by an id."""
+
+    def __post_init__(self) -> None:
+        self.mark = self.letter.encode()
+        self.leases = self.bundle is not None
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class CounterForm(NamedTuple):
+    """How a counter counts, whatever its numbers of hits.
+
+    Numbers that multiply hits with time do so in ticks of 10^`tick` microseconds: the smallest in
+    which `window_us * (limit + rate)` is exact. `buckets` is the number of sub-counters of a
+    sliding window, 0 for the two it else has. `stepped` buckets get the whole rate back at once. A
+    `queue` is a bucket in which hits have places, which nobody else may get once it was told. `own`
+    are the values of the algorithm's parameters that have no field here, in the order in which it
+    declares them. With `advances` processes may hold hits that are counted ahead.
+    """
+
+    tick: int = 0
+    anchor: Anchor | Calendar = Anchor.CLOCK
+    buckets: int = 0
+    stepped: bool = False
+    queue: bool = False
+    own: tuple[int, ...] = ()
+    advances: bool = False
+
+
 class _Leased:
     """Whether any limit of this process was leased yet: if none was, nobody looks for those."""
 
@@ -200,14 +200,8 @@ class CounterSpec:
     """How one counter counts. Shared by all counters of a limit; never changed.
 
     `limit` is the most hits that it holds: in a window, in a bucket, or at a time. Buckets get
-    `rate` hits back in each `window_us`. Numbers that multiply hits with time do so in ticks of
-    10^`tick` microseconds: the smallest in which `window_us * (limit + rate)` is exact.
-    `buckets` is the number of sub-counters of a sliding window, 0 for the two it else has.
-    `stepped` buckets get the whole rate back at once. A `queue` is a bucket in which hits have
-    places, which nobody else may get once it was told. `own` are the values of the algorithm's
-    parameters that have no field here, in the order in which it declares them. `reserved` hits
-    more may lie on the counter: they are left to other limits, which charge it too.
-    With `advances` processes may hold hits that are counted ahead.
+    `rate` hits back in each `window_us`. `reserved` hits more may lie on the counter: they are left
+    to other limits, which charge it too. What its form says is at hand here, since calls read it.
     """
 
     __slots__ = (
@@ -216,6 +210,7 @@ class CounterSpec:
         "algorithm",
         "anchor",
         "buckets",
+        "form",
         "limit",
         "own",
         "paired",
@@ -235,36 +230,31 @@ class CounterSpec:
         limit: int,
         window_us: int,
         rate: int = 0,
-        tick: int = 0,
-        anchor: Anchor | Calendar = Anchor.CLOCK,
-        buckets: int = 0,
-        stepped: bool = False,
-        queue: bool = False,
-        own: tuple[int, ...] = (),
         reserved: int = 0,
-        advances: bool = False,
+        form: CounterForm = CounterForm(),  # noqa: B008 -- it never changes
     ) -> None:
         self.algorithm: Final = algorithm
         self.limit: Final = limit
         self.window_us: Final = window_us
         self.rate: Final = rate
-        self.tick: Final = tick
-        self.anchor: Final = anchor
-        self.buckets: Final = buckets
-        self.stepped: Final = stepped
-        self.queue: Final = queue
-        self.own: Final = own
         self.reserved: Final = reserved
-        self.advances: Final = advances
-        if advances:
+        self.form: Final = form
+        self.tick: Final = form.tick
+        self.anchor: Final = form.anchor
+        self.buckets: Final = form.buckets
+        self.stepped: Final = form.stepped
+        self.queue: Final = form.queue
+        self.own: Final = form.own
+        self.advances: Final = form.advances
+        if form.advances:
             LEASED.exist = True
-        self.adds: Final = algorithm.adds and anchor is Anchor.CLOCK
+        self.adds: Final = algorithm.adds and form.anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a short way."""
-        self.paired: Final = algorithm.paired and not buckets
+        self.paired: Final = algorithm.paired and not form.buckets
         """Whether a state is a pair of counts: then the memory store has a short way."""
-        self.tick_us: Final = TICKS_US[tick]
+        self.tick_us: Final = TICKS_US[form.tick]
         """A tick in microseconds."""
-        self.window_ticks: Final = -(-window_us // TICKS_US[tick])
+        self.window_ticks: Final = -(-window_us // TICKS_US[form.tick])
         """The window in ticks, rounded up."""
 
     @property
@@ -273,22 +263,8 @@ class CounterSpec:
         return self.algorithm.key(self)
 
     def with_numbers(self, limit: int, rate: int) -> CounterSpec:
-        """The same with other numbers of hits, on the same counters.
-
-        None of them is reserved, or given ahead.
-        """
-        return CounterSpec(
-            self.algorithm,
-            limit,
-            self.window_us,
-            rate,
-            self.tick,
-            self.anchor,
-            self.buckets,
-            self.stepped,
-            self.queue,
-            self.own,
-        )
+        """The same with other numbers of hits, on the same counters; none of them is reserved."""
+        return CounterSpec(self.algorithm, limit, self.window_us, rate, form=self.form)
 
     @property
     def most(self) -> int:
@@ -296,20 +272,7 @@ class CounterSpec:
         return self.limit + self.reserved
 
     def _fields(self) -> tuple[object, ...]:
-        return (
-            self.algorithm,
-            self.limit,
-            self.window_us,
-            self.rate,
-            self.tick,
-            self.anchor,
-            self.buckets,
-            self.stepped,
-            self.queue,
-            self.own,
-            self.reserved,
-            self.advances,
-        )
+        return self.algorithm, self.limit, self.window_us, self.rate, self.reserved, self.form
 
     def __eq__(self, other: object) -> bool:
         return self is other or (

@@ -106,7 +106,7 @@ class Override:
 
     def fields(self) -> dict[str, object]:
         """As JSON has it; `read_override` reads it again."""
-        told: dict[str, object] = {
+        record: dict[str, object] = {
             "v": FORMAT,
             "id": self.id,
             "kind": str(self.kind),
@@ -115,13 +115,13 @@ class Override:
             "made": time_text(self.made_us),
         }
         if self.kind in _NUMBERS:
-            told[_NUMBERS[self.kind]] = self.number
+            record[_NUMBERS[self.kind]] = self.number
         if self.until_us is not None:
-            told["until"] = time_text(self.until_us)
+            record["until"] = time_text(self.until_us)
         for name in ("limit", "reason", "who"):
             if value := getattr(self, name):
-                told[name] = value
-        return told
+                record[name] = value
+        return record
 
 
 _NUMBERS: Final[Mapping[OverrideKind, str]] = {

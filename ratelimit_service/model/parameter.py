@@ -22,7 +22,7 @@ class Takes(Enum):
     NUMBER = auto()
     """A whole number from `least` to `most`; 0 where it is not given."""
     WORD = auto()
-    """One of `words`; what is kept is its place among them. The first one is the default."""
+    """One of `words`; what is kept is its index among them. The first one is the default."""
     DURATION = auto()
     """A length of time, as 500ms, kept in microseconds; 0 where it is not given."""
     ANCHOR = auto()
@@ -34,7 +34,7 @@ class Parameter(NamedTuple):
 
     `help` is the sentence of the documents' table, `default` its column. `instead` is told to
     who gives the key to another algorithm. `field` is the field of `Limit` that keeps the value
-    (of a word, whether it is the second); without one it is in `Limit.own`. `said` is how
+    (of a word, whether it is the second); without one it is in `Limit.own`. `phrase` is how
     `explain` speaks of a value, with `{}` for it. `beside` names the key without which this one
     means nothing.
     """
@@ -45,15 +45,15 @@ class Parameter(NamedTuple):
     default: str = "none"
     instead: str = ""
     field: str = ""
-    said: str = ""
+    phrase: str = ""
     least: int = 0
     most: int = MAX_ADDEND
     words: tuple[str, ...] = ()
     beside: str = ""
     text_of: Callable[[Limit], str] | None = None
     """The value as rules write it, "" for the default, where `takes` does not say that."""
-    said_of: Callable[[Limit], str] | None = None
-    """What `explain` says, "" for nothing, where `said` cannot."""
+    phrase_of: Callable[[Limit], str] | None = None
+    """What `explain` says, "" for nothing, where `phrase` cannot."""
 
     def text(self, limit: Limit, value: int) -> str:
         """The value as a rule file has it; "" where it is the default."""
@@ -65,16 +65,16 @@ class Parameter(NamedTuple):
             return self.words[value]
         return f"{value // 1_000}ms" if self.takes is Takes.DURATION else str(value)
 
-    def told(self, limit: Limit, value: int) -> str:
+    def phrase_for(self, limit: Limit, value: int) -> str:
         """The value in words for people; "" where it is the default."""
-        if self.said_of is not None:
-            return self.said_of(limit)
+        if self.phrase_of is not None:
+            return self.phrase_of(limit)
         if not value:
             return ""
         text = self.text(limit, value)
         if self.takes is Takes.DURATION:
             text = f"{value / SECOND_US:g} s"
-        return (self.said or f"{self.name} {{}}").format(text)
+        return (self.phrase or f"{self.name} {{}}").format(text)
 
 
 class Contradiction(NamedTuple):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.model.limit import Limit
 
-__all__ = ["Descriptor", "Entry", "Request"]
+__all__ = ["LEAST_TIMEOUT_US", "Descriptor", "Entry", "Request"]
+
+LEAST_TIMEOUT_US: Final = 2_000
+"""A caller who says that it waits for no longer than this counts as one who says nothing: nobody
+could answer in time. It is counted, unless it takes its call back before."""
 
 
 class Entry(NamedTuple):

@@ -144,10 +144,10 @@ class PlainChannel:
     def left(self) -> int:
         """See `Channel`."""
         try:
-            found = fcntl.ioctl(self.socket, termios.FIONREAD, b"\0\0\0\0")
+            size = fcntl.ioctl(self.socket, termios.FIONREAD, b"\0\0\0\0")
         except (OSError, ValueError):  # it may be closed already
             return 0
-        return int(struct.unpack("i", found)[0])
+        return int(struct.unpack("i", size)[0])
 
     def write(self, data: bytes) -> None:
         """See `Channel`."""
@@ -265,10 +265,10 @@ class TlsChannel:
             self._flush()  # the client is told why
             plain.gone = True
         self._flush()
-        found = b"".join(opened)
+        data = b"".join(opened)
         if self.agreed:
-            self.empty = empty_records(self._object.version(), records, size, len(found))
-        return found
+            self.empty = empty_records(self._object.version(), records, size, len(data))
+        return data
 
     def left(self) -> int:
         """See `Channel`."""

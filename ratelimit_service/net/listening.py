@@ -100,8 +100,8 @@ def _listen_tcp(host: str, port: int) -> list[socket.socket]:
 
 def _bound(host: str, port: int) -> list[socket.socket]:
     """Sockets on all addresses of the host that do not listen yet."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
     opened: list[socket.socket] = []
     try:
         for family, address in addresses:

@@ -42,14 +42,14 @@ class Names:
         """
         with suppress(OSError, ValueError):
             return socket.getaddrinfo(host, port, type=kind, flags=_NUMBERS)
-        asked = host, port, kind
-        found = self._under_way.get(asked)
-        if found is None:
+        key = host, port, kind
+        future = self._under_way.get(key)
+        if future is None:
             if len(self._under_way) >= _MOST:
                 raise OSError(f"{_MOST} other names are looked up already")
-            found = self._under_way[asked] = self.loop.create_future()
-            threading.Thread(target=self._ask, args=asked, name="names", daemon=True).start()
-        return await asyncio.shield(found)
+            future = self._under_way[key] = self.loop.create_future()
+            threading.Thread(target=self._ask, args=key, name="names", daemon=True).start()
+        return await asyncio.shield(future)
 
     def _ask(self, host: str, port: int, kind: int) -> None:
         """In a thread."""
@@ -61,15 +61,15 @@ class Names:
         except ValueError:
             answer = OSError(f"{host!r} is no host name")
         with suppress(RuntimeError):  # the loop may have ended
-            self.loop.call_soon_threadsafe(self._told, (host, port, kind), answer)
+            self.loop.call_soon_threadsafe(self._answered, (host, port, kind), answer)
 
-    def _told(self, asked: tuple[str, int, int], answer: Addresses | OSError) -> None:
-        found = self._under_way.pop(asked)
+    def _answered(self, key: tuple[str, int, int], answer: Addresses | OSError) -> None:
+        future = self._under_way.pop(key)
         if isinstance(answer, OSError):
-            found.set_exception(answer)
-            found.exception()  # nobody may wait for it any more
+            future.set_exception(answer)
+            future.exception()  # nobody may wait for it any more
         else:
-            found.set_result(answer)
+            future.set_result(answer)
 
 
 _SHARED: Final[list[Names]] = []

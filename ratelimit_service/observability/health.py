@@ -94,13 +94,13 @@ class Health:
         if subject not in self._notes and len(self._notes) < MAX_NOTES:
             log.log(self._level, "%s: %s", subject, text)
             self._notes[subject] = text
-            self._tell()
+            self._notify()
 
     def enter(self, phase: Phase) -> None:
         """Moves to a phase and tells the listeners."""
         if phase is not self._phase:
             self._phase = phase
-            self._tell()
+            self._notify()
 
     def degrade(self, component: str, reason: str, *, logged: bool = False) -> None:
         """Records that a component is degraded; logs it when it was well before.
@@ -117,7 +117,7 @@ class Health:
         elif not logged:
             fields = {"component": component, "reason": reason}
             log.log(self._level, "degraded: %s: %s", component, reason, extra={"fields": fields})
-        self._tell()
+        self._notify()
 
     def recover(self, component: str) -> None:
         """Records that a component is well again; logs it when it was degraded."""
@@ -129,7 +129,7 @@ class Health:
             level = min(self._level, logging.INFO)
             log.log(level, "recovered: %s", component, extra={"fields": fields})
             self._be_quiet(component, reason)
-        self._tell()
+        self._notify()
 
     def _be_quiet(self, component: str, reason: str) -> None:
         """Nothing more is logged of the component for a minute; then what has happened."""
@@ -166,18 +166,18 @@ class Health:
         if component not in self._holds:
             log.log(self._level, "not serving: %s: %s", component, reason)
             self._holds[component] = reason
-            self._tell()
+            self._notify()
 
     def let_go(self, component: str) -> None:
         """The component is no reason any more to turn requests away."""
         if self._holds.pop(component, None) is not None:
             log.log(min(self._level, logging.INFO), "serving again: %s", component)
-            self._tell()
+            self._notify()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of phase or of the set of degraded components."""
         self._listeners.append(listener)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()

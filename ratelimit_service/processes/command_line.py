@@ -27,5 +27,5 @@ def _shortest(program: str) -> str:
     if not relative.startswith(".."):
         return relative
     name = Path(program).name
-    found = shutil.which(name)
-    return name if found and Path(found).absolute() == Path(program).absolute() else program
+    in_path = shutil.which(name)
+    return name if in_path and Path(in_path).absolute() == Path(program).absolute() else program

@@ -29,5 +29,5 @@ def _metadata() -> Iterator[Path]:
 
 def compiled() -> bool:
     """Whether the hot path runs as machine code, built by mypyc, or in the interpreter."""
-    found = find_spec("ratelimit_service.eventloop.clock")
-    return found is not None and not str(found.origin).endswith(".py")
+    spec = find_spec("ratelimit_service.eventloop.clock")
+    return spec is not None and not str(spec.origin).endswith(".py")

@@ -102,19 +102,19 @@ class Frames:
             if not data:
                 return []
             self._rest += data
-            if found := self._whole():
-                return found
+            if frames := self._whole():
+                return frames
 
     def _whole(self) -> list[bytes]:
-        found, rest, at = [], self._rest, 0
+        frames, rest, at = [], self._rest, 0
         while len(rest) - at >= _SIZE_BYTES:
             stop = at + _SIZE_BYTES + int.from_bytes(rest[at : at + _SIZE_BYTES], "big")
             if stop > len(rest):
                 break
-            found.append(rest[at + _SIZE_BYTES : stop])
+            frames.append(rest[at + _SIZE_BYTES : stop])
             at = stop
         self._rest = rest[at:]
-        return found
+        return frames
 
 
 class FedProcess:
@@ -126,26 +126,25 @@ class FedProcess:
 
     def __init__(
         self,
-        module: str,
+        start: Callable[[], ChildProcess],
         first: bytes,
-        said: Callable[[bytes], None],
-        pausing: Callable[[float, str], None],
+        on_line: Callable[[bytes], None],
+        on_pause: Callable[[float, str], None],
         end_seconds: float,
-        ended: Callable[[], None] = lambda: None,
-        environment: Mapping[str, str] = {},
-        inherited: Sequence[int] = (),
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Each process gets `first` before all else. `said` takes what it says, line by line.
+        """Each process gets `first` before all else. `on_line` takes what it says, line by line.
 
-        `ended` is called whenever one has ended, and `pausing` with the seconds until the next one,
-        and why. At last it may take `end_seconds` to work off what it was given.
+        `start` is called in a thread, `on_ended` whenever one has ended, and `on_pause` with the
+        seconds until the next one, and why. At last it may take `end_seconds` to work off what it
+        was given.
         """
-        self._start = lambda: start(module, subprocess.DEVNULL, environment, inherited)
+        self._start = start
         self._first = first
-        self._said = said
-        self._pausing = pausing
+        self._on_line = on_line
+        self._on_pause = on_pause
         self._end_seconds = end_seconds
-        self._ended = ended
+        self._on_ended = on_ended
         self.process: ChildProcess | None = None
         """It, while it is there."""
         self._pipe: asyncio.WriteTransport | None = None
@@ -190,7 +189,7 @@ class FedProcess:
             await asyncio.wait([keeping], timeout=self._end_seconds)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        self._ended()  # also where there never was one
+        self._on_ended()  # also where there never was one
 
     async def _keep(self) -> None:
         """Runs it once more whenever it has ended. Pauses grow, until a run has lasted."""
@@ -207,7 +206,7 @@ class FedProcess:
             if loop.time() - began > _LONGEST_PAUSE_SECONDS:
                 backoff.reset()
             pause = backoff.next_seconds()
-            self._pausing(pause, why)
+            self._on_pause(pause, why)
             await asyncio.sleep(pause)
 
     async def _run(self) -> None:
@@ -227,10 +226,10 @@ class FedProcess:
                 pipe.close()
             try:
                 while line := await stream.readline():
-                    self._said(line)
+                    self._on_line(line)
             finally:
                 self._pipe = None
-                self._ended()
+                self._on_ended()
                 if pipe.get_write_buffer_size():
                     pipe.abort()  # nobody reads what is left
                 pipe.close()

@@ -92,7 +92,7 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
         if matcher is None:
             continue
         earlier = before.setdefault((node.key, node.grouping, matcher.rank), _Before())
-        if matcher.asked and (first := earlier.covering(matcher)):
+        if matcher.beyond_literals and (first := earlier.covering(matcher)):
             none = "no other value than this text" if matcher.literals else "no value"
             message = (
                 f"{none} gets here: {quoted(first.value)} at "
@@ -142,33 +142,33 @@ class _Before:
     def __init__(self) -> None:
         self._nodes: list[tuple[Node, Matcher]] = []
         self._alike: dict[Matcher, int] = {}
-        """Of the kinds that cover only what they are themselves: the first place of each."""
+        """Of the kinds that cover only what they are themselves: the first position of each."""
         self._by_text: dict[type[Index], Index] = {}
         """Of the kinds that cover by text."""
         self._others: list[int] = []
 
     def add(self, node: Node, matcher: Matcher) -> None:
         """Takes in the next one as declared."""
-        place = len(self._nodes)
+        position = len(self._nodes)
         self._nodes.append((node, matcher))
         if matcher.covers_by_text:
             if matcher.index not in self._by_text:
                 self._by_text[matcher.index] = matcher.index()
-            self._by_text[matcher.index].add(matcher, place)
+            self._by_text[matcher.index].add(matcher, position)
         elif type(matcher).covers is Matcher.covers:
-            self._alike.setdefault(matcher, place)
+            self._alike.setdefault(matcher, position)
         else:
-            self._others.append(place)
+            self._others.append(position)
 
     def covering(self, later: Matcher) -> Node | None:
         """The first one that takes all values of a later one."""
-        places = list(self._others)
+        positions = list(self._others)
         for index in self._by_text.values():
-            places += index.all(later.covered_text)
+            positions += index.all(later.covered_text)
         if later in self._alike:
-            places.append(self._alike[later])
-        for place in sorted(places):
-            node, matcher = self._nodes[place]
+            positions.append(self._alike[later])
+        for position in sorted(positions):
+            node, matcher = self._nodes[position]
             if matcher.covers(later):
                 return node
         return None
@@ -226,11 +226,11 @@ def _networks(value: str) -> str:
     first, _, last = value.partition("-")
     try:
         ends = ip_address(first.strip()), ip_address(last.strip())
-        found = [str(each) for each in summarize_address_range(*ends)]
+        networks = [str(each) for each in summarize_address_range(*ends)]
     except (ValueError, TypeError):  # TypeError: of two families
         return ""
-    more = ", …" if len(found) > _SHOWN_NETWORKS else ""
-    return f"[{', '.join(found[:_SHOWN_NETWORKS])}{more}]"
+    more = ", …" if len(networks) > _SHOWN_NETWORKS else ""
+    return f"[{', '.join(networks[:_SHOWN_NETWORKS])}{more}]"
 
 
 def _pointless(rule: Rule) -> Iterator[Problem]:

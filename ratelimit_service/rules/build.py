@@ -7,7 +7,7 @@ a domain whose files contradict each other is `load`'s business.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ratelimit_service.algorithms import spec_of
@@ -15,7 +15,7 @@ from ratelimit_service.rules.conflicts import taken_twice, too_many
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
-from ratelimit_service.rules.resource import KeptDescriptors, parse_resource, said_by
+from ratelimit_service.rules.resource import DescriptorCache, content_of, parse_resource
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.rules.times import Times
 from ratelimit_service.rules.tree import (
@@ -30,10 +30,10 @@ from ratelimit_service.rules.tree import (
 )
 from ratelimit_service.text.display import count
 
-__all__ = ["MOST_TOLD", "Built", "FileReport", "Former", "Language", "Version", "build", "merge"]
+__all__ = ["MAX_REPORTED", "Built", "FileReport", "Former", "Language", "Version", "build", "merge"]
 
 
-MOST_TOLD = 100
+MAX_REPORTED = 100
 """So many problems of a file are told, and then how many more there are."""
 
 _REVISION_DIGITS = 8
@@ -112,33 +112,33 @@ class Former:
         self._read: dict[str, list[_ReadFile]] = {}
         self._now: dict[str, list[_ReadFile]] = {}
         """Those of the build that goes on."""
-        self._kept: dict[str, KeptDescriptors] = {}
+        self._caches: dict[str, DescriptorCache] = {}
 
     def begin(self, overlay: bytes) -> None:
         """Begins the next build. With another overlay nothing of the last build is used again."""
         if overlay != self._overlay:
-            self.domains, self._read, self._kept = {}, {}, {}
+            self.domains, self._read, self._caches = {}, {}, {}
         self._overlay = overlay
 
     def end(self, domains: dict[str, _Merged]) -> None:
         """Ends the build: what it did not use is forgotten."""
         self.domains = domains
         self._read, self._now = self._now, {}
-        self._kept = {name: kept for name, kept in self._kept.items() if name in self._read}
+        self._caches = {name: cache for name, cache in self._caches.items() if name in self._read}
 
     def parsed(
         self, version: Version, data: bytes, tallies: TalliesOf, overlay: Overlay
     ) -> RuleFile:
         """What a version's bytes say. It is read again if there was anything to be said of it."""
         resource = version.language == "resource"
-        content = said_by(data) if resource else data
+        content = content_of(data) if resource else data
         for read in self._read.get(version.name, ()):
             if read.content == content and not read.file.problems:
                 break
         else:
             if resource:
-                kept = self._kept.setdefault(version.name, KeptDescriptors())
-                file = parse_resource(version.name, data, tallies, overlay, kept)
+                cache = self._caches.setdefault(version.name, DescriptorCache())
+                file = parse_resource(version.name, data, tallies, overlay, cache)
             else:
                 file = parse(version.name, data, tallies)
             read = _ReadFile(content, file)
@@ -159,28 +159,23 @@ def build(
     With `former` only what has changed since the last build is read. It takes what is built now.
     `root` makes the roots of domains of their nodes.
     """
-
-    def fatal(problems: Iterable[Problem]) -> bool:
-        return any(problem.fatal(strict=strict) for problem in problems)
-
     former = former or Former()
     every = sorted(versions)
     reports: list[FileReport] = []
-    overlay, said = NO_OVERLAY, b""
+    overlay, overlay_bytes = NO_OVERLAY, b""
     for version in (each for each in every if each.language == "overlay"):
-        overlay, report = _overlay(version, fatal, strict=strict)
-        said = (version.good or b"") if report.bad else version.newest
+        overlay, report = _overlay(version, strict=strict)
+        overlay_bytes = (version.good or b"") if report.bad else version.newest
         reports.append(report)
-    former.begin(said)
+    former.begin(overlay_bytes)
     of_files = all(each.language == "yaml" for each in every)
     good: dict[str, list[RuleFile]] = {}
     never_good: set[str] = set()
-    vanished = {each.name for each in every if each.vanished}
     for version in (each for each in every if each.language != "overlay"):
         file = former.parsed(version, version.newest, tallies, overlay)
-        bad = fatal(file.problems)
-        told = _told(file.name, file.problems, strict=strict)
-        reports.append(FileReport(file.name, file.domain, told, bad, _digest(version, bad=bad)))
+        bad = _any_fatal(file.problems, strict=strict)
+        reported = _reported(file.name, file.problems, strict=strict)
+        reports.append(FileReport(file.name, file.domain, reported, bad, _digest(version, bad=bad)))
         if bad and version.good is not None:
             file = former.parsed(version, version.good, tallies, overlay)
         elif bad:
@@ -188,32 +183,27 @@ def build(
             continue
         reports[-1] = reports[-1]._replace(used=file.domain)
         good.setdefault(file.domain, []).append(file)
+    vanished = {each.name for each in every if each.vanished}
     merged: dict[str, _Merged] = {}
-    kept: dict[str, _Merged] = {}
+    clean: dict[str, _Merged] = {}
     contradicting: set[str] = set()
     conflicts: list[Problem] = []
     let_go: set[str] = set()
-    for name, each in good.items():
-        files = each
+    for name, files in good.items():
         before = former.domains.get(name)
         if before is not None and before.files == files:
-            merged[name] = kept[name] = before
+            merged[name] = clean[name] = before
             continue
-        nodes, problems = merge(files, of_files=of_files)
-        there = [file for file in files if file.name not in vanished]
-        if fatal(problems) and len(there) < len(files):
-            nodes, problems = merge(there, of_files=of_files)
-            if not fatal(problems):  # else the domain stays as it was, with the vanished ones
-                let_go |= {file.name for file in files} & vanished
-                files = there
-        conflicts += _told(files[0].name, problems, strict=strict)
-        if fatal(problems):
+        used, nodes, problems = _merge_present(files, vanished, of_files=of_files, strict=strict)
+        let_go |= {file.name for file in files} - {file.name for file in used}
+        conflicts += _reported(files[0].name, problems, strict=strict)
+        if _any_fatal(problems, strict=strict):
             contradicting.add(name)
             continue
-        merged[name] = _merged(name, root(nodes), files, tallies)
+        merged[name] = _merged(name, root(nodes), used, tallies)
         if not problems:
-            kept[name] = merged[name]
-    former.end(kept)
+            clean[name] = merged[name]
+    former.end(clean)
     return Built(
         tuple(reports),
         {name: each.domain for name, each in merged.items()},
@@ -224,6 +214,27 @@ def build(
         _revision(reports),
         frozenset(let_go),
     )
+
+
+def _any_fatal(problems: Iterable[Problem], *, strict: bool) -> bool:
+    return any(problem.fatal(strict=strict) for problem in problems)
+
+
+def _merge_present(
+    files: list[RuleFile], vanished: Collection[str], *, of_files: bool, strict: bool
+) -> tuple[list[RuleFile], tuple[Node, ...], list[Problem]]:
+    """The files of a domain that are used, their nodes, and where they contradict.
+
+    Vanished ones are let go if others contradict them. If these contradict each other, too, the
+    domain stays as it was, with the vanished ones.
+    """
+    nodes, problems = merge(files, of_files=of_files)
+    present = [file for file in files if file.name not in vanished]
+    if _any_fatal(problems, strict=strict) and len(present) < len(files):
+        nodes, problems = merge(present, of_files=of_files)
+        if not _any_fatal(problems, strict=strict):
+            return present, nodes, problems
+    return files, nodes, problems
 
 
 def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -> _Merged:
@@ -251,27 +262,25 @@ def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -
     return _Merged(files, domain, rules)
 
 
-def _overlay(
-    version: Version, fatal: Callable[[Iterable[Problem]], bool], *, strict: bool
-) -> tuple[Overlay, FileReport]:
+def _overlay(version: Version, *, strict: bool) -> tuple[Overlay, FileReport]:
     overlay, problems = parse_overlay(version.name, version.newest)
-    bad = fatal(problems)
+    bad = _any_fatal(problems, strict=strict)
     if bad:
         overlay = parse_overlay(version.name, version.good)[0] if version.good else NO_OVERLAY
     digest = _digest(version, bad=bad)
-    told = _told(version.name, problems, strict=strict)
-    return overlay, FileReport(version.name, "", told, bad, digest)
+    reported = _reported(version.name, problems, strict=strict)
+    return overlay, FileReport(version.name, "", reported, bad, digest)
 
 
-def _told(name: str, problems: Sequence[Problem], *, strict: bool) -> tuple[Problem, ...]:
+def _reported(name: str, problems: Sequence[Problem], *, strict: bool) -> tuple[Problem, ...]:
     """What is told of a file's problems, those first for which it is not used.
 
     A file can have a million of them, and what serves looks at all that it is told.
     """
-    if len(problems) <= MOST_TOLD:
+    if len(problems) <= MAX_REPORTED:
         return tuple(problems)
     by_weight = sorted(problems, key=lambda each: (not each.fatal(strict=strict), each.hint))
-    kept, rest = by_weight[:MOST_TOLD], by_weight[MOST_TOLD:]
+    shown, rest = by_weight[:MAX_REPORTED], by_weight[MAX_REPORTED:]
     more = Problem(
         Source(name),
         "",
@@ -280,7 +289,7 @@ def _told(name: str, problems: Sequence[Problem], *, strict: bool) -> tuple[Prob
         all(each.tolerated for each in rest),
         all(each.hint for each in rest),
     )
-    return (*kept, more)
+    return (*shown, more)
 
 
 def _revision(files: Iterable[FileReport]) -> str:
@@ -292,8 +301,8 @@ def _digest(version: Version, *, bad: bool) -> str:
     used = version.good if bad else version.newest
     if used is None:
         return ""
-    said = said_by(used) if version.language == "resource" else used
-    return hashlib.sha256(said).hexdigest()
+    content = content_of(used) if version.language == "resource" else used
+    return hashlib.sha256(content).hexdigest()
 
 
 def merge(
@@ -308,14 +317,14 @@ def merge(
         return nodes, [*_unknown_targets(nodes), *_unequal_pools(nodes)]
     seen: dict[tuple[str, str, bool], Node] = {}
     problems = []
-    found = []
+    distinct = []
     for node in (node for file in files for node in file.nodes):
         if message := taken_twice(node, seen, of_files=of_files):
             text = path_text([(node.key, node.value)])
             problems.append(Problem(node.source, text, message, "duplicate"))
         else:
-            found.append(node)
-    nodes = tuple(found)
+            distinct.append(node)
+    nodes = tuple(distinct)
     for node, message in too_many(nodes):
         problems.append(Problem(node.source, "", message, "matcher"))
     return nodes, [
@@ -328,10 +337,10 @@ def merge(
 
 def _other_shards(files: Sequence[RuleFile]) -> Iterator[Problem]:
     """Files of a domain that place its counters by other entries than the first that says."""
-    said = [file.shard_by for file in files if file.shard_by]
-    for other in said[1:]:
-        if other.keys != said[0].keys:
-            message = f"the domain's counters are placed otherwise at {said[0].source}"
+    declared = [file.shard_by for file in files if file.shard_by]
+    for other in declared[1:]:
+        if other.keys != declared[0].keys:
+            message = f"the domain's counters are placed otherwise at {declared[0].source}"
             yield Problem(other.source, "", f"{message}: write the same", "shard_by")
 
 

@@ -115,8 +115,8 @@ class _Child:
                 await asyncio.to_thread(self._give, versions, strict)
                 return await self._take_over(assembly)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            said = (await asyncio.to_thread(self._last_words)).strip()
-            last = said.splitlines()[-1] if said else "it was killed"
+            output = (await asyncio.to_thread(self._error_output)).strip()
+            last = output.splitlines()[-1] if output else "it was killed"
             raise RulesError(f"the process that reads the rules failed: {last}") from error
         except TimeoutError as error:
             raise RulesError(f"reading the rules took more than {_MAX_SECONDS:g} s") from error
@@ -153,7 +153,7 @@ class _Child:
         rest: Built = pickle.loads(await read_frame(self._stream))  # noqa: S301 -- our child's
         return rest._replace(files=tuple(files), domains=assembly.domains)
 
-    def _last_words(self) -> str:
+    def _error_output(self) -> str:
         errors = self._process.stderr
         assert errors is not None  # noqa: S101 -- it is a pipe
         return "" if errors.closed else errors.read().decode("utf-8", "replace")

@@ -65,8 +65,8 @@ def _of_rule(rule: Rule) -> Iterator[str]:
     if rule.metadata:
         yield f"metadata: {json.dumps(rule.metadata, ensure_ascii=False)}"
     if rule.answer:
-        said = {name: value for name, value in rule.answer._asdict().items() if value}
-        yield f"answer: {json.dumps(said, ensure_ascii=False)}"
+        style = {name: value for name, value in rule.answer._asdict().items() if value}
+        yield f"answer: {json.dumps(style, ensure_ascii=False)}"
     if rule.enqueue:
         yield "on_limit: enqueue"
 
@@ -92,10 +92,7 @@ def _rest(limit: Limit) -> Iterator[str]:
     """What a limit says beside its number and unit, by the names of the rule files."""
     if limit.multiplier != 1:
         yield f"unit_multiplier: {limit.multiplier}"
-    yield f"algorithm: {limit.algorithm}"
-    for parameter in ALGORITHMS[limit.algorithm].parameters:
-        if text := parameter.text(limit, value_of(limit, parameter)):
-            yield f"{parameter.name}: {text}"
+    yield from _of_algorithm(limit)
     if limit.soft_ppm:
         yield f"soft: {limit.soft_ppm / 10_000:g}%"
     if limit.grouping is not None:
@@ -112,3 +109,10 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield "sync: leased"
     if limit.name:
         yield f"name: {limit.name}"
+
+
+def _of_algorithm(limit: Limit) -> Iterator[str]:
+    yield f"algorithm: {limit.algorithm}"
+    for parameter in ALGORITHMS[limit.algorithm].parameters:
+        if text := parameter.text(limit, value_of(limit, parameter)):
+            yield f"{parameter.name}: {text}"

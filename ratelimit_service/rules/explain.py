@@ -95,11 +95,11 @@ def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Exp
         return Explanation((), Match(None), why)
     minute = snapshot.minute
     steps = tuple(_steps(domain.root, descriptor, minute))
-    found = match(domain, descriptor.entries, minute)
-    why = _why(steps, found, descriptor, minute)
-    if found.rule is None:
+    result = match(domain, descriptor.entries, minute)
+    why = _why(steps, result, descriptor, minute)
+    if result.rule is None:
         why += _in_another_order(domain, descriptor.entries, minute)
-    return Explanation(steps, found, why)
+    return Explanation(steps, result, why)
 
 
 _MOST_ORDERED = 3
@@ -175,8 +175,8 @@ def _why_not(level: Level, other: Node, entry: Entry, taken: Node | None, minute
     its = f"its {other.matcher.noun}"
     if not _matches(other, other.matcher, entry.value):
         return f"{its} does not match"
-    asked = level.matching.get(entry.key)
-    if not _exactly(other, entry.value) and asked and not asked.takes(other, entry.value):
+    matchers = level.matching.get(entry.key)
+    if not _exactly(other, entry.value) and matchers and not matchers.takes(other, entry.value):
         return f"{its} is not asked: the value is too long for those of this level"
     if taken is None or taken.matcher is None or _exactly(taken, entry.value):
         return f"{its} matches too, but {_why_another(other, entry.value, taken)}"
@@ -207,12 +207,12 @@ def _matches(node: Node, matcher: Matcher, value: str) -> bool:
     return matcher.matches(value if isinstance(matcher, Networks) else _seen(node, value))
 
 
-def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor, minute: int) -> str:
-    if found.rule:
-        what = "; ".join(_now(limit, minute) for limit in found.rule.limits) or "unlimited"
-        if found.rule.enqueue:
+def _why(steps: tuple[EntryStep, ...], result: Match, descriptor: Descriptor, minute: int) -> str:
+    if result.rule:
+        what = "; ".join(_now(limit, minute) for limit in result.rule.limits) or "unlimited"
+        if result.rule.enqueue:
             what += "; what is denied goes into its queue"
-        return f"rule {found.rule.path} at {found.rule.source}: {what}"
+        return f"rule {result.rule.path} at {result.rule.source}: {what}"
     if not descriptor.entries:
         return "no rule: the descriptor has no entries"
     last = steps[-1]

@@ -40,12 +40,12 @@ def document(
     reader: Reader,
     root: yaml.Node,
     allowed: Collection[str],
-    places: Mapping[str, str],
+    locations: Mapping[str, str],
     anywhere: Collection[str] = (),
 ) -> Fields:
     """A document, a mapping of the allowed keys. Raises Unreadable.
 
-    `places` says of every known key where it stands. Those of `anywhere` are tolerated in other
+    `locations` says of every known key where it stands. Those of `anywhere` are tolerated in other
     places, where they do nothing.
     """
     if isinstance(root, yaml.MappingNode) and any(
@@ -54,8 +54,8 @@ def document(
         message = "this is an object of Kubernetes: of a ConfigMap take what stands under data"
         reader.report(root, (), "type", message)
         raise Unreadable
-    reader.anywhere = anywhere
-    fields = Fields(reader, root, (), allowed, places)
+    reader.anywhere, reader.locations = anywhere, locations
+    fields = Fields(reader, root, (), allowed)
     if not fields.readable:
         raise Unreadable
     return fields
@@ -73,7 +73,6 @@ class Fields:
         node: yaml.Node,
         path: Path,
         allowed: Collection[str],
-        places: Mapping[str, str],
         *,
         deeper: bool = False,
         example: str = "",
@@ -86,7 +85,6 @@ class Fields:
         self._node = node
         self._pairs: dict[str, Pair] = {}
         self._misspelt: tuple[str, ...] = ()
-        self._places = places
         self.path = path
         self.readable = isinstance(node, yaml.MappingNode)
         if not isinstance(node, yaml.MappingNode):
@@ -96,36 +94,41 @@ class Fields:
             message = f"this must be a mapping of {listed(allowed)}{as_in}"
             reader.report(node, self.path, "type", message)
             return
+        rejected = self._take_pairs(node, allowed)
+        if deeper:  # as far as it can be told before it is checked
+            self.path = (*path, (self.raw("key")[:MAX_TEXT], self.raw("value")[:MAX_TEXT]))
+        if deeper and len(rejected) == 1 and self._is_key_itself(*rejected[0], allowed):
+            return
+        for key, _ in rejected:
+            self._report_key(key, allowed)
+
+    def _take_pairs(self, node: yaml.MappingNode, allowed: Collection[str]) -> list[Pair]:
+        """Takes in pairs by their keys; returns those that may not stand here."""
         pairs = self._pairs
-        odd: list[Pair] = []
-        own, merged = reader.pairs(node)
+        rejected: list[Pair] = []
+        own, merged = self._reader.pairs(node)
         for pair in own:
             name = scalars.raw(pair[0])
             if name not in allowed or name in pairs:
-                odd.append(pair)
+                rejected.append(pair)
             if name in allowed:
                 pairs[name] = pair
         for pair in merged:
             name = scalars.raw(pair[0])
             if name not in allowed:
-                odd.append(pair)
+                rejected.append(pair)
             else:
                 pairs.setdefault(name, pair)
-        if deeper:  # as far as it can be told before it is checked
-            self.path = (*path, (self.raw("key")[:MAX_TEXT], self.raw("value")[:MAX_TEXT]))
-        if deeper and len(odd) == 1 and self._is_key_itself(*odd[0], allowed):
-            return
-        for key, _ in odd:
-            self._report_key(key, allowed)
+        return rejected
 
     def __contains__(self, name: str) -> bool:
         return name in self._pairs
 
     def once(self, kind: type[_T], read: Callable[[Fields], _T | None]) -> _T | None:
         """What `read` makes of the mapping, or has made of it before."""
-        kept = self._reader.kept(self._node)
-        if isinstance(kept, kind):
-            return kept
+        cached = self._reader.cached(self._node)
+        if isinstance(cached, kind):
+            return cached
         begun = self._reader.begin()
         result = read(self)
         self._reader.keep(self._node, result, begun)
@@ -160,19 +163,19 @@ class Fields:
         It is all that it means: two values with the same content mean the same.
         """
         value = self._pairs[name][1]
-        found = []
+        rows = []
         for mapping in value.value if isinstance(value, yaml.SequenceNode) else (value,):
             if not isinstance(mapping, yaml.MappingNode):
                 return None
-            said = []
+            row = []
             for key, of in mapping.value:
                 if key.tag != scalars.STR or not isinstance(key, yaml.ScalarNode):
                     return None
                 if not isinstance(of, yaml.ScalarNode):
                     return None
-                said.append((key.value, of.tag, of.value))
-            found.append(tuple(said))
-        return tuple(found)
+                row.append((key.value, of.tag, of.value))
+            rows.append(tuple(row))
+        return tuple(rows)
 
     def visit(self, name: str) -> None:
         """Counts what stands under a key, and is not looked at because its content is known."""
@@ -193,17 +196,20 @@ class Fields:
         *,
         key: str | None = None,
         value: str | None = None,
-        at: yaml.Node | None = None,
         tolerated: bool = False,
         hint: bool = False,
     ) -> None:
-        """Notes a problem at a key, at a key's value, at a node within it, or at the mapping."""
-        node = at or self._node
+        """Notes a problem at a key, at a key's value, or at the mapping."""
+        node = self._node
         if key is not None:
             node = self._pairs[key][0]
         elif value is not None:
             node = self._pairs[value][1]
         self._reader.report(node, self.path, kind, message, tolerated=tolerated, hint=hint)
+
+    def report_at(self, node: yaml.Node, kind: str, message: str) -> None:
+        """Notes a problem at a node within a key's value."""
+        self._reader.report(node, self.path, kind, message)
 
     def advise_if_empty(self, name: str, then: str) -> None:
         """Hints at a key behind which nothing stands at all: who writes `null` or `[]` means it."""
@@ -248,27 +254,27 @@ class Fields:
         value = self._pairs[name][1]
         if not isinstance(value, yaml.SequenceNode):
             return None
-        found = []
+        texts = []
         for item in value.value:
             if isinstance(item, yaml.ScalarNode) and item.value:
-                found.append(scalars.raw(item))
+                texts.append(scalars.raw(item))
             else:
                 self._reader.report(item, self.path, "type", f"{name} must be a list of texts")
-        return found
+        return texts
 
     def one_or_more(self, name: str) -> list[tuple[str, yaml.Node]]:
         """A text, or a list of texts, each with where it stands."""
         value = self._pairs[name][1]
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         self._reader.visit(value, 0)
-        found: list[tuple[str, yaml.Node]] = []
+        texts: list[tuple[str, yaml.Node]] = []
         for item in items:
             if isinstance(item, yaml.ScalarNode) and item.value and item.tag != scalars.NULL:
-                found.append((scalars.raw(item), item))
+                texts.append((scalars.raw(item), item))
             else:
                 message = f"{name} must be a text or a list of texts, none of them empty"
                 self._reader.report(item, self.path, "type", message)
-        return found
+        return texts
 
     def text_pairs(self, name: str) -> list[tuple[str, str]]:
         """The keys and texts of a mapping, in order."""
@@ -334,15 +340,15 @@ class Fields:
         node = self._pairs[name][1]
         if not isinstance(node, yaml.SequenceNode):
             return None
-        found = []
+        numbers = []
         for item in node.value:
             number = scalars.number(item)
             if not isinstance(number, int) or not least <= number <= most:
                 message = f"{name} must be whole numbers from {least} to {most}, without quotes"
                 self._reader.report(item, self.path, "number", message)
                 number = least
-            found.append(number)
-        return found
+            numbers.append(number)
+        return numbers
 
     def one_of(self, name: str, allowed: Collection[str], default: str) -> str:
         """One of the allowed words, whatever the case of its letters."""
@@ -363,7 +369,7 @@ class Fields:
         `example` is one, for whoever has written something else.
         """
         value = self._pairs[name][1]
-        return Fields(self._reader, value, self.path, allowed, self._places, example=example)
+        return Fields(self._reader, value, self.path, allowed, example=example)
 
     def items(self, name: str, allowed: Collection[str], *, deeper: bool) -> Iterator[Fields]:
         """The mappings of a list; with `deeper` each is a place of its own in the tree."""
@@ -375,7 +381,7 @@ class Fields:
             return
         self._reader.visit(node, len(self.path))
         for item in node.value:
-            fields = Fields(self._reader, item, self.path, allowed, self._places, deeper=deeper)
+            fields = Fields(self._reader, item, self.path, allowed, deeper=deeper)
             if fields.readable:
                 yield fields
 
@@ -397,10 +403,8 @@ class Fields:
     def _plain(self, node: yaml.Node, depth: int) -> object:
         self._reader.visit(node, depth)
         if isinstance(node, yaml.MappingNode):
-            values: dict[str, object] = {}
             own, merged = self._reader.pairs(node)
-            for key, value in own:
-                values[scalars.raw(key)] = self._plain(value, depth + 1)
+            values = {scalars.raw(key): self._plain(value, depth + 1) for key, value in own}
             for key, value in merged:
                 if scalars.raw(key) not in values:
                     values[scalars.raw(key)] = self._plain(value, depth + 1)
@@ -410,8 +414,10 @@ class Fields:
         if node.tag == scalars.NULL:
             return None
         switch = scalars.switch(node)
-        if switch is not None:
-            return switch
+        return self._plain_number(node) if switch is None else switch
+
+    def _plain_number(self, node: yaml.Node) -> float | str:
+        """A number; what is none is text."""
         number = scalars.number(node)
         if number is not None and math.isfinite(number):
             if self._reader.advises and (digits := scalars.decimals(node)):
@@ -431,14 +437,14 @@ class Fields:
     def _is_key_itself(self, key: yaml.Node, value: yaml.Node, allowed: Collection[str]) -> bool:
         """Whether a descriptor has in place of `key` what it should be, which is reported."""
         name = scalars.raw(key)
-        if not name or "key" in self._pairs or name in self._places or ":" in name:
+        if not name or "key" in self._pairs or name in self._reader.locations or ":" in name:
             return False
         if name in allowed or nearest(name, allowed) == "key":
             return False
-        said = scalars.raw(value)
+        text = scalars.raw(value)
         instead = f"write {quoted(f'key: {name}')}"
-        if said and "value" not in self._pairs:
-            instead += f" and {quoted(f'value: {said}')}"
+        if text and "value" not in self._pairs:
+            instead += f" and {quoted(f'value: {text}')}"
         self._misspelt += ("key",)
         message = f"{quoted(name)} is no key of a descriptor: {instead}"
         self._reader.report(key, self.path, "unknown_key", message)
@@ -454,15 +460,15 @@ class Fields:
         if name in allowed:
             message = f"{name} stands here twice: the last one counts"
             self._reader.report(key, self.path, "duplicate_key", message, tolerated=True)
-        elif name in self._places:
+        elif name in self._reader.locations:
             tolerated = name in self._reader.anywhere
-            place = self._places[name]
-            message = f"{name} must stand {place}, not here"
+            location = self._reader.locations[name]
+            message = f"{name} must stand {location}, not here"
             if tolerated:
-                message = f"{name} does nothing here: it stands {place}"
+                message = f"{name} does nothing here: it stands {location}"
             if name in {"rate_limit", "rate_limits"}:
                 message += ": indent it as far as the key of its descriptor"
-            elif place.endswith("rate_limit") and self._has_empty("rate_limit"):
+            elif location.endswith("rate_limit") and self._has_empty("rate_limit"):
                 message += ": indent it further than the rate_limit above it"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.files.whole_file import read_whole
-from ratelimit_service.rules.source import Found
+from ratelimit_service.rules.source import SourceContent
 
 __all__ = ["TESTS", "NoRulesError", "read_rule_files"]
 
@@ -31,7 +31,7 @@ class NoRulesError(RulesError):
     """There is no rule file where rules should be."""
 
 
-def read_rule_files(path: Path) -> Found:
+def read_rule_files(path: Path) -> SourceContent:
     """A rule file, or all files below a directory but dot files, tests and texts.
 
     Symbolic links are followed, so that a mounted Kubernetes ConfigMap counts once. Raises
@@ -54,14 +54,14 @@ def read_rule_files(path: Path) -> Found:
             files[name] = read_whole(name)
         except OSError as error:
             unread[name] = error.strerror or str(error)
-    return Found(files, unread, skipped=skipped)
+    return SourceContent(files, unread, skipped=skipped)
 
 
 def _walk(directory: Path, unread: dict[str, str], skipped: dict[str, str]) -> list[str]:
     def failed(error: OSError) -> None:
         unread[str(error.filename)] = error.strerror or str(error)
 
-    found, seen = [], set()
+    paths, seen = [], set()
     for parent, directories, files in os.walk(directory, onerror=failed, followlinks=True):
         real = os.path.realpath(parent)
         if real in seen:  # a link to a directory above
@@ -74,5 +74,5 @@ def _walk(directory: Path, unread: dict[str, str], skipped: dict[str, str]) -> l
             if why:
                 skipped[str(Path(parent, name))] = why
             elif not name.startswith("."):
-                found.append(Path(parent, name))
-    return [str(each) for each in sorted(found)]
+                paths.append(Path(parent, name))
+    return [str(each) for each in sorted(paths)]

@@ -11,7 +11,7 @@ from watchfiles import awatch
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.files import NoRulesError, read_rule_files
-from ratelimit_service.rules.source import Found, Left, RuleSource
+from ratelimit_service.rules.source import Left, RuleSource, SourceContent
 from ratelimit_service.settings import Settings
 from ratelimit_service.text.display import printable
 
@@ -43,14 +43,14 @@ class FromFiles(RuleSource):
         """The path may not exist yet: `read` says so."""
         return cls(Path(settings.rules), may_lack=settings.start_without_rules)
 
-    def read(self) -> Found:
+    def read(self) -> SourceContent:
         """Raises RulesError if there are no files."""
         try:
             return read_rule_files(self._path)
         except RulesError as error:
             raise RulesError(f"{error}; name another with --rules PATH") from error
 
-    def first(self, former: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> SourceContent | None:
         """What is there. Raises RulesError, which tells who has no rules yet how to get some."""
         try:
             return super().first(former)

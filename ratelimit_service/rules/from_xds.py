@@ -24,7 +24,7 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
+from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.text.display import printable, reason
 
@@ -51,7 +51,7 @@ _START_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 """How often the overlay is looked at."""
 
-_MOST_TOLD = 150
+_MAX_REPORTED = 150
 _MOST_CHARACTERS = 1_000
 """So many problems are told to the server, and so much of each. The client reads them as a line of
 JSON, which has no more than 2 MiB; a character has up to twelve bytes there."""
@@ -72,9 +72,9 @@ class FromXds(RuleSource):
         self._task = _task(settings, address)
         self._received: _Received | None = None
         """None before the server has sent anything."""
-        self._read: tuple[Found, int] | None = None
+        self._read: tuple[SourceContent, int] | None = None
         """What was read last, and its stamp."""
-        self._tell: IO[bytes] | None = None
+        self._client_input: IO[bytes] | None = None
         self._process: ChildProcess | None = None
         self._fault = ""
         self._away = ""
@@ -85,7 +85,7 @@ class FromXds(RuleSource):
         """Raises SettingsError for an address or files that cannot be used."""
         return cls(settings)
 
-    def first(self, former: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> SourceContent | None:
         """What a former program was sent, if there was one. Raises RulesError for the overlay."""
         overlay = self._read_overlay()
         for name, data in overlay.files.items():
@@ -99,27 +99,27 @@ class FromXds(RuleSource):
         self._received = _Received({name: text.encode() for name, text in former.items()}, {}, 0)
         return self.read()
 
-    def read(self) -> Found:
+    def read(self) -> SourceContent:
         """What was received last. Raises RulesError if that is nothing yet."""
         received = self._received
         if received is None:
             raise RulesError(f"no rules have come from {self.location} yet")
         overlay = self._read_overlay()
-        found = Found(
+        content = SourceContent(
             received.files | overlay.files,
             received.unread | overlay.unread,
             dict.fromkeys(received.files, _RESOURCE) | dict.fromkeys(overlay.files, _OVERLAY),
         )
-        self._read = found, received.stamp
-        return found
+        self._read = content, received.stamp
+        return content
 
-    def fetch(self) -> Found:
+    def fetch(self) -> SourceContent:
         """Asks the server. Raises RulesError if nothing has come in time."""
         self.first(None)
         self._task["away_seconds"] = _FETCH_SECONDS
         return asyncio.run(self._fetched())
 
-    async def _fetched(self) -> Found:
+    async def _fetched(self) -> SourceContent:
         try:
             most = _START_SECONDS + _FETCH_SECONDS
             async with asyncio.timeout(most), aclosing(self.changes()) as changes:
@@ -140,7 +140,7 @@ class FromXds(RuleSource):
         """Yields when the server has sent something or is away, and to look at the overlay."""
         while True:
             try:
-                async with self._client() as stream, aclosing(self._hear(stream)) as faults:
+                async with self._client() as stream, aclosing(self._messages(stream)) as faults:
                     async for fault in faults:
                         self._fault = fault
                         yield fault
@@ -154,9 +154,9 @@ class FromXds(RuleSource):
         if self._process is not None:
             end(self._process)
 
-    def judged(self, found: Found, verdict: FileProblems) -> None:
+    def judged(self, content: SourceContent, verdict: FileProblems) -> None:
         """Lets the client tell the server; what is wrong with the overlay is not its business."""
-        if self._read is None or self._read[0] is not found or self._tell is None:
+        if self._read is None or self._read[0] is not content or self._client_input is None:
             return
         problems = [
             problem
@@ -165,33 +165,33 @@ class FromXds(RuleSource):
             if (name or problem.source.file).startswith(self.location)
         ]
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, self._told, self._tell, self._read[1], problems)
+        loop.run_in_executor(None, self._send_verdict, self._client_input, self._read[1], problems)
 
-    def _told(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
+    def _send_verdict(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
         """In a thread, since they may be many, and the pipe full."""
-        told = [str(each)[:_MOST_CHARACTERS] for each in sorted(problems)[:_MOST_TOLD]]
-        if len(problems) > len(told):
-            told.append(f"{len(problems)} problems in all")
+        texts = [str(each)[:_MOST_CHARACTERS] for each in sorted(problems)[:_MAX_REPORTED]]
+        if len(problems) > len(texts):
+            texts.append(f"{len(problems)} problems in all")
         try:
-            _say(client, {"stamp": stamp, "problems": told})
+            _send(client, {"stamp": stamp, "problems": texts})
         except (OSError, ValueError):  # it has ended, and its pipe may be closed
             log.debug("the client of %s is gone: another is started", self.location)
 
-    def _read_overlay(self) -> Found:
+    def _read_overlay(self) -> SourceContent:
         if not self._overlay_file:
-            return Found({}, {})
+            return SourceContent({}, {})
         try:
             return read_rule_files(Path(self._overlay_file))
         except RulesError as error:
-            return Found({}, {self._overlay_file: str(error)})
+            return SourceContent({}, {self._overlay_file: str(error)})
 
     # The client's process
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[asyncio.StreamReader]:
         """A client that has its task; what it says. Raises _ClientError when it ends."""
-        said = await asyncio.to_thread(scratch)
-        process = await asyncio.to_thread(start, _CLIENT, said, {"GRPC_VERBOSITY": "NONE"})
+        stderr = await asyncio.to_thread(scratch)
+        process = await asyncio.to_thread(start, _CLIENT, stderr, {"GRPC_VERBOSITY": "NONE"})
         self._process = process
         try:
             assert process.stdin is not None  # noqa: S101 -- it is a pipe
@@ -199,21 +199,23 @@ class FromXds(RuleSource):
             reading, _ = await asyncio.get_running_loop().connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(stream), process.stdout
             )
-            self._tell = process.stdin
-            _say(process.stdin, self._task)
+            self._client_input = process.stdin
+            _send(process.stdin, self._task)
             try:
                 yield stream
             except asyncio.IncompleteReadError as error:
-                raise _ClientError(await asyncio.to_thread(_last_words, process, said)) from error
+                raise _ClientError(
+                    await asyncio.to_thread(_exit_reason, process, stderr)
+                ) from error
             finally:
-                self._tell = None
+                self._client_input = None
                 reading.close()
         finally:
             self._process = None
             await asyncio.to_thread(end, process)
-            said.close()
+            stderr.close()
 
-    async def _hear(self, stream: asyncio.StreamReader) -> AsyncGenerator[str, None]:
+    async def _messages(self, stream: asyncio.StreamReader) -> AsyncGenerator[str, None]:
         look = _LOOK_SECONDS if self._overlay_file else None
         while True:
             hearing = asyncio.ensure_future(self._message(stream))
@@ -301,13 +303,13 @@ def _task(settings: Settings, address: str) -> dict[str, Any]:
     }
 
 
-def _say(pipe: IO[bytes], value: object) -> None:
+def _send(pipe: IO[bytes], value: object) -> None:
     pipe.write(json.dumps(value).encode() + b"\n")
     pipe.flush()
 
 
-def _last_words(process: ChildProcess, said: IO[bytes]) -> str:
+def _exit_reason(process: ChildProcess, stderr: IO[bytes]) -> str:
     code = process.wait()
-    said.seek(0)
-    lines = said.read().decode("utf-8", "replace").strip().splitlines()
+    stderr.seek(0)
+    lines = stderr.read().decode("utf-8", "replace").strip().splitlines()
     return printable(lines[-1]) if lines else f"exit code {code}"

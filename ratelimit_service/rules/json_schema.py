@@ -55,13 +55,15 @@ def _mapping(keys: Iterable[RuleKey]) -> dict[str, object]:
     keys = tuple(keys)
     return {
         "type": "object",
-        "properties": {each.name: {"description": _told(each), **each.shape} for each in keys},
+        "properties": {
+            each.name: {"description": _description(each), **each.shape} for each in keys
+        },
         "required": [each.name for each in keys if each.required],
         "additionalProperties": False,
     }
 
 
-def _told(key: RuleKey) -> str:
+def _description(key: RuleKey) -> str:
     """A key's sentence, without links, and what holds without it."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", key.help)
     return text if key.default in {"none", REQUIRED} else f"{text} Default: {key.default}."

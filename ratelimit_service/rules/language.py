@@ -52,8 +52,8 @@ __all__ = [
     "WINDOW",
     "RuleKey",
     "descriptor_keys",
+    "key_locations",
     "on_descriptor",
-    "places",
 ]
 
 UNITS: Final = {unit.name.lower(): unit for unit in Unit}
@@ -464,11 +464,11 @@ def descriptor_keys() -> Mapping[str, None]:
     return dict.fromkeys(each.name for each in on_descriptor())
 
 
-def places() -> dict[str, str]:
+def key_locations() -> dict[str, str]:
     """Of every key where it stands."""
     return {
-        key: place
-        for place, keys in (
+        key: location
+        for location, keys in (
             ("inside answer", ANSWER_KEYS),
             ("inside rate_limit", LIMIT_KEYS),
             ("on a descriptor", descriptor_keys()),

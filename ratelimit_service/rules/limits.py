@@ -231,8 +231,8 @@ def _window(fields: Fields) -> _Length:
 
 def _length_us(text: str, pattern: re.Pattern[str]) -> int:
     """A length of time in microseconds; 0 if it is none, or too long to be exact."""
-    found = pattern.fullmatch(text)
-    length_us = int(found[1]) * _LETTERS_US[found[2]] if found else 0
+    parsed = pattern.fullmatch(text)
+    length_us = int(parsed[1]) * _LETTERS_US[parsed[2]] if parsed else 0
     return length_us if length_us < MAX_EXACT else 0
 
 
@@ -269,8 +269,8 @@ def _ppm(fields: Fields, name: str) -> int:
     """A part of the limit in millionths; 0 if it is not given, or is none, which is reported."""
     if not fields.given(name):
         return 0
-    found = PERCENT.fullmatch(fields.text(name))
-    ppm = int(found[1]) * 10_000 + int((found[2] or "").ljust(4, "0")) if found else 0
+    parsed = PERCENT.fullmatch(fields.text(name))
+    ppm = int(parsed[1]) * 10_000 + int((parsed[2] or "").ljust(4, "0")) if parsed else 0
     if not 0 < ppm <= 1_000_000:
         text = quoted(fields.raw(name))
         whole = fields.raw(name)

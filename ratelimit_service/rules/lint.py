@@ -47,13 +47,13 @@ def lint(paths: Sequence[Path], clock: Clock = now_us) -> Linted:
     problems: list[Problem] = []
     files: dict[str, bytes] = {}
     for path in paths:
-        found = read_rule_files(path)
-        for name, why in found.unread.items():
+        content = read_rule_files(path)
+        for name, why in content.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
-        for name, why in found.skipped.items():
+        for name, why in content.skipped.items():
             problems.append(Problem(Source(name), "", f"not read: {why}", SKIPPED, hint=True))
-        problems += _problems(found.files, clock)
-        files |= found.files
+        problems += _problems(content.files, clock)
+        files |= content.files
     return Linted(tuple(sorted(problems)), files)
 
 

@@ -8,11 +8,11 @@ each other keeps its last good whole. What files say is `build`'s business, and 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ratelimit_service.errors import RulesError
@@ -25,15 +25,13 @@ from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.reload_log import ReloadDifference, log_problems
+from ratelimit_service.rules.reload_log import ReloadDifference, log_problems, log_reload
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
-from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
+from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text.display import count, printable
 
-__all__ = ["Loaded", "Rules"]
-
-log = logging.getLogger(__name__)
+__all__ = ["LoadPolicy", "Loaded", "Rules"]
 
 _READ_SECONDS = 30.0
 _FILES = 100
@@ -57,6 +55,18 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LoadPolicy:
+    """What is made of rules that have problems, or are not there."""
+
+    strict: bool = False
+    """Whether problems that are otherwise only warned of make a file bad."""
+    waits: bool = False
+    """Whether nothing is served before there are rules."""
+    needed: bool = False
+    """Whether health says so, too, when there are none any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class _File:
     """A rule file as last read: its bytes, what is to be said of it, and its last good bytes.
 
@@ -71,6 +81,29 @@ class _File:
     language: Language
 
 
+@dataclass(frozen=True, slots=True)
+class _LoadState:
+    """What the loads so far have come to."""
+
+    begun: bool = False
+    """Whether the source has said which rules there are."""
+    files: dict[str, _File] = field(default_factory=dict)
+    conflicts: tuple[Problem, ...] = ()
+    missing: tuple[Problem, ...] = ()
+    """Of files and directories that cannot be read, or have vanished."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """How many rules each domain has that is served."""
+    accepted: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    """Of a source that leaves it: the domain and bytes of each file that is in force."""
+
+
+class _Verdict(NamedTuple):
+    """Why files are not used, under "" what is of no file; and how many problems, hints apart."""
+
+    fatal: FileProblems = MappingProxyType({})
+    problems: int = 0
+
+
 class Rules:
     """The rule files of one source, and the rulebook made of them."""
 
@@ -80,44 +113,27 @@ class Rules:
         *,
         stats: Stats,
         health: Health,
-        strict: bool = False,
+        policy: LoadPolicy = LoadPolicy(),
         reloaded: Callable[[], Awaitable[None]] | None = None,
         difference: ReloadDifferenceOf | None = None,
-        waits: bool = False,
-        needed: bool = False,
     ) -> None:
         """A path stands for the files under it.
 
-        With `strict`, problems that are otherwise only warned of make a file bad. `reloaded` is
-        awaited whenever other rules have come to hold; `difference` tells the log what is another
-        in them. With `waits` nothing is served before there
-        are rules; with `needed` health says so also when there are none any more.
+        `reloaded` is awaited whenever other rules have come to hold; `difference` tells the log
+        what is another in them.
         """
-        self._waits = waits
-        self._needed = needed
+        self._policy = policy
         self._reloaded = reloaded
         self._difference = difference
         self._source = FromFiles(source) if isinstance(source, Path) else source
         self._builder = Builder(stays=self._source.changes_often)
         self._stats = stats
         self._health = health
-        self._strict = strict
-        self._files: dict[str, _File] = {}
-        self._conflicts: tuple[Problem, ...] = ()
-        self._missing: tuple[Problem, ...] = ()
-        """Of files and directories that cannot be read, or have vanished."""
-        self._reading: asyncio.Future[Found] | None = None
-        self._sizes: dict[str, int] = {}
-        """How many rules each domain has that is served."""
+        self._state = _LoadState()
+        self._verdict = _Verdict()
+        self._reading: asyncio.Future[SourceContent] | None = None
         self._loaded = Loaded(0, "")
-        self._accepted: dict[str, tuple[str, bytes]] = {}
-        """Of a source that leaves it: the domain and bytes of each file that is in force."""
-        self._verdict: FileProblems = {}
-        """Why files are not used; under "" what is of no file."""
-        self._wrong = 0
-        """How many problems there are, hints apart."""
         self._lock = asyncio.Lock()
-        self._known = False
         self._begun = asyncio.Event()
         self._ended = False
         self.book = Rulebook()
@@ -140,7 +156,7 @@ class Rules:
     @property
     def begun(self) -> bool:
         """Whether the source has said which rules there are."""
-        return self._known
+        return self._state.begun
 
     async def begin(self) -> None:
         """Waits until the source has said so, and whoever is told of new rules has them."""
@@ -153,25 +169,25 @@ class Rules:
         `former` is what `leave` gave to a former program of this process. With `once` nobody will
         reload. A source that has nothing yet begins without rules.
         """
-        found = self._source.fetch() if once else self._source.first(former)
-        if found is None:
-            then = "nothing is served" if self._waits else "the failure policy decides"
+        content = self._source.fetch() if once else self._source.first(former)
+        if content is None:
+            then = "nothing is served" if self._policy.waits else "the failure policy decides"
             why = f"no rules have come from {self._source.location} yet: until then {then}"
             self._health.degrade("rules", why)
             self._hold()
             return
-        for name, why in found.unread.items():
+        for name, why in content.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
-        versions, _ = at_once(self._versions(found, keep_vanished=False))
-        built = build(versions, self.book.tallies_of, strict=self._strict)
+        versions, _ = at_once(self._versions(content, keep_vanished=False))
+        built = build(versions, self.book.tallies_of, strict=self._policy.strict)
         at_once(self._take_over(built, versions))
         self._begun.set()
-        self._source.judged(found, self._verdict)
-        problems = sorted(chain.from_iterable(self._verdict.values()))
-        if self._strict and problems:
+        self._source.judged(content, self._verdict.fatal)
+        problems = sorted(chain.from_iterable(self._verdict.fatal.values()))
+        if self._policy.strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
-            told = count(len(problems), "problem")
-            raise RulesError(f"--strict-rules: {told} in the rules\n{lines}")
+            counted = count(len(problems), "problem")
+            raise RulesError(f"--strict-rules: {counted} in the rules\n{lines}")
 
     async def load_aside(self, former: Left | None = None) -> None:
         """As `load`, in a thread; who is told of new rules has them then. A reload waits for it."""
@@ -186,44 +202,49 @@ class Rules:
         What cannot be loaded is in the log, the stats and health, and changes nothing. With
         `keep_vanished` that goes for files that are not there any more, too.
         """
-        found = None
+        content = None
         async with self._lock:
             try:
-                found = await self._read_in_time()
+                content = await self._read_in_time()
                 versions, missing = await stepwise(
-                    self._versions(found, keep_vanished=keep_vanished)
+                    self._versions(content, keep_vanished=keep_vanished)
                 )
                 await stepwise(self._note_missing(missing))
                 changed = await stepwise(self._changed(versions))
                 if changed or not (self.begun or missing):
                     built = await self._builder.build(
-                        versions, self.book.tallies_of, strict=self._strict
+                        versions, self.book.tallies_of, strict=self._policy.strict
                     )
                     # No name for the old snapshot here, or it would outlive its last slice.
                     old = [await stepwise(self._take_over(built, versions))]
                     if self._reloaded is not None:
                         await self._reloaded()
-                    await self._log_reload(old[0].domains)
+                    difference = None
+                    if self._difference is not None:
+                        difference = await self._difference(old[0].domains, self.snapshot.domains)
+                    log_reload(
+                        self._state.sizes, self._verdict.problems, self._loaded.revision, difference
+                    )
                     await self.book.let_go(old.pop())
                     self._begun.set()
                 else:
                     await stepwise(self._judge())
-                self._source.judged(found, self._verdict)
+                self._source.judged(content, self._verdict.fatal)
             except RulesError as error:
                 if self._ended:  # and with it the process that built
                     return
                 self._stats.rule_loads["error"] += 1
                 then = "the last good rules stay" if self.begun else "the failure policy decides"
                 self._health.degrade("rules", f"{error}; {then}")
-                if found is not None:
+                if content is not None:
                     problem = Problem(Source(self._source.location), "", str(error), "internal")
-                    self._source.judged(found, {"": [problem]})
+                    self._source.judged(content, {"": [problem]})
 
     def leave(self) -> Left | None:
         """Rules that the next program of this process starts with; None if it reads them itself."""
         if not (self._source.leaves and self.begun):
             return None
-        return {name: data.decode() for name, (_, data) in self._accepted.items()}
+        return {name: data.decode() for name, (_, data) in self._state.accepted.items()}
 
     def end(self) -> None:
         """Ends the processes that the rules come from, and those that build them: for good."""
@@ -238,7 +259,7 @@ class Rules:
         else:
             self._health.recover("watch")
 
-    async def _read_in_time(self) -> Found:
+    async def _read_in_time(self) -> SourceContent:
         """Raises RulesError if reading takes too long, as from a network that is away.
 
         The read goes on in its thread all the same. The next one waits for it and drops what it
@@ -252,13 +273,13 @@ class Rules:
         reading, self._reading = self._reading, None
         return reading.result()
 
-    async def _done_in_time(self, reading: asyncio.Future[Found]) -> None:
+    async def _done_in_time(self, reading: asyncio.Future[SourceContent]) -> None:
         await asyncio.wait([reading], timeout=_READ_SECONDS)
         if not reading.done():
             raise RulesError(f"reading {self._source.location} takes more than {_READ_SECONDS:g} s")
 
     def _versions(
-        self, found: Found, *, keep_vanished: bool
+        self, content: SourceContent, *, keep_vanished: bool
     ) -> Generator[None, None, tuple[list[Version], list[Problem]]]:
         """The versions to build, and what is missing: such files keep their last version.
 
@@ -267,21 +288,21 @@ class Rules:
         versions = []
         missing = [
             Problem(Source(name), "", f"this cannot be read: {why}; what was good stays", "unread")
-            for name, why in found.unread.items()
+            for name, why in content.unread.items()
         ]
-        for number, (name, data) in enumerate(found.files.items()):
+        for number, (name, data) in enumerate(content.files.items()):
             if number % _FILES == 0:
                 yield
-            known = self._files.get(name)
-            language = found.languages.get(name, "yaml")
+            known = self._state.files.get(name)
+            language = content.languages.get(name, "yaml")
             good = known.good if known else None
             versions.append(Version(name, data, good, language=language))
-        for number, (name, file) in enumerate(self._files.items()):
+        for number, (name, file) in enumerate(self._state.files.items()):
             if number % _FILES == 0:
                 yield
-            if name in found.files:
+            if name in content.files:
                 continue
-            if found.unread_above(name):
+            if content.unread_above(name):
                 versions.append(Version(name, file.data, file.good, language=file.language))
             elif keep_vanished and file.held is not None:
                 _, held = file.held
@@ -291,38 +312,21 @@ class Rules:
         return versions, missing
 
     def _note_missing(self, missing: Sequence[Problem]) -> Generator[None, None, None]:
-        known = set(self._missing)
+        known = set(self._state.missing)
         if new := [problem for problem in missing if problem not in known]:
             self._stats.rule_loads["error"] += 1
-            yield from log_problems(new, strict=self._strict)
-        self._missing = tuple(missing)
+            yield from log_problems(new, strict=self._policy.strict)
+        self._state = replace(self._state, missing=tuple(missing))
 
     def _changed(self, versions: Sequence[Version]) -> Generator[None, None, bool]:
         """Whether files have come, gone or changed."""
         for number, version in enumerate(versions):
             if number % _FILES == 0:
                 yield
-            known = self._files.get(version.name)
+            known = self._state.files.get(version.name)
             if known is None or known.data != version.newest:
                 return True
-        return len(versions) != len(self._files)
-
-    async def _log_reload(self, before: Mapping[str, Domain]) -> None:
-        """Says what has been loaded; `before` are the domains that held until now."""
-        rules, domains = sum(self._sizes.values()), len(self._sizes)
-        problems = self._wrong
-        revision = self._loaded.revision
-        fields: dict[str, object] = {"rules": rules, "domains": domains, "problems": problems}
-        told = [f"{count(rules, 'rule')} in {count(domains, 'domain')}"]
-        if self._difference is not None:
-            found = await self._difference(before, self.snapshot.domains)
-            fields |= {"added": found.added, "removed": found.removed, "changed": found.changed}
-            told += found.in_words()
-        if problems:
-            told.append(count(problems, "problem"))
-        fields["revision"] = revision
-        told.append(f"revision {revision}")
-        log.info("rules reloaded: %s", ", ".join(told), extra={"fields": fields})
+        return len(versions) != len(self._state.files)
 
     def _take_over(
         self, built: Built, versions: Sequence[Version]
@@ -331,7 +335,7 @@ class Rules:
 
         Returns what held before. All of it comes into force in one step.
         """
-        before = self._files
+        before = self._state.files
         read = {version.name: version for version in versions}
         files: dict[str, _File] = {}
         new: list[Problem] = []
@@ -347,19 +351,20 @@ class Rules:
             files[report.name] = _File(version.newest, report, good, held, version.language)
             if known is None or known.data != version.newest:
                 new += report.problems
-        known_conflicts = set(self._conflicts)
+        known_conflicts = set(self._state.conflicts)
         new += [each for each in built.conflicts if each not in known_conflicts]
-        yield from log_problems(new, strict=self._strict)
+        yield from log_problems(new, strict=self._policy.strict)
         domains, sizes, unserved = yield from self._served(built)
         accepted = yield from self._now_accepted(built, files, domains)
-        missing = tuple(each for each in self._missing if each.source.file not in built.let_go)
+        missing = tuple(
+            problem for problem in self._state.missing if problem.source.file not in built.let_go
+        )
         emptied = not missing and all(file.language == "overlay" for file in files.values())
-        self._files, self._conflicts, self._missing = files, built.conflicts, missing
-        self._sizes, self._accepted, self._known = sizes, accepted, True
+        self._state = _LoadState(True, files, built.conflicts, missing, sizes, accepted)
         old = self.book.swap(domains, unserved, emptied=emptied)
         yield from self._judge()
         at_us = self._loaded.at_us
-        if self._verdict:
+        if self._verdict.fatal:
             self._stats.rule_loads["error"] += 1
         else:
             self._stats.rule_loads["success"] += 1
@@ -379,7 +384,7 @@ class Rules:
             return {}
         accepted = {
             name: file
-            for name, file in self._accepted.items()
+            for name, file in self._state.accepted.items()
             if file[0] in built.contradicting and file[0] in domains
         }
         for number, (name, file) in enumerate(files.items()):
@@ -410,18 +415,18 @@ class Rules:
             if name in built.domains and (name not in built.never_good or name in served):
                 domains[name], sizes[name] = built.domains[name], built.rules[name]
             elif name in served:
-                domains[name], sizes[name] = served[name], self._sizes[name]
+                domains[name], sizes[name] = served[name], self._state.sizes[name]
             else:
                 unserved.add(name)
         return domains, sizes, frozenset(unserved)
 
     def _judge(self) -> Generator[None, None, None]:
         """Finds out why files are not used, and lets health tell it."""
-        loose = (*self._conflicts, *self._missing)
+        loose = (*self._state.conflicts, *self._state.missing)
         verdict: dict[str, list[Problem]] = {}
         first: Problem | None = None
         wrong = 0
-        of_files = ((name, each.report.problems) for name, each in self._files.items())
+        of_files = ((name, each.report.problems) for name, each in self._state.files.items())
         every = chain(of_files, [("", loose)])
         looked = 0
         for name, problems in every:
@@ -431,10 +436,10 @@ class Rules:
                 yield
             if problems:
                 wrong += sum(not each.hint for each in problems)
-                if fatal := [each for each in problems if each.fatal(strict=self._strict)]:
+                if fatal := [each for each in problems if each.fatal(strict=self._policy.strict)]:
                     verdict[name] = fatal
                     first = min(fatal if first is None else [first, *fatal])
-        self._verdict, self._wrong = verdict, wrong
+        self._verdict = _Verdict(verdict, wrong)
         if first is not None:
             number = sum(map(len, verdict.values()))
             more = f" (and {number - 1} more)" if number > 1 else ""
@@ -445,13 +450,14 @@ class Rules:
 
     def _hold(self) -> None:
         """Turns requests away for as long as there are no rules, where rules are needed."""
-        if self._needed:
+        if self._policy.needed:
             hold_without(self._health, self.snapshot)
 
     def problems(self) -> list[Problem]:
         """All that is wrong in the files, and hints, by their places."""
-        of_files = [problem for file in self._files.values() for problem in file.report.problems]
-        return sorted([*of_files, *self._conflicts, *self._missing])
+        state = self._state
+        of_files = [problem for file in state.files.values() for problem in file.report.problems]
+        return sorted([*of_files, *state.conflicts, *state.missing])
 
 
 def _held(

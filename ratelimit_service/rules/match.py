@@ -21,23 +21,23 @@ from ratelimit_service.rules.tree import (
     SPECIAL,
     Domain,
     Level,
-    MetNode,
+    MatchedNode,
     Node,
     Rule,
 )
 
-__all__ = ["Match", "find", "match", "match_any_value", "may_meet", "meet"]
+__all__ = ["Match", "find", "look_up", "match", "match_any_value", "may_match"]
 
 
 class Match(NamedTuple):
     """The node whose rule is met, if any, and what its counter counts.
 
     `identity` are the entries, with a matcher's name in place of the value where `shared` names the
-    entry's place; `metric_value` selects the rule's tally, "" its own. Where addresses are grouped
+    entry's index; `metric_value` selects the rule's tally, "" its own. Where addresses are grouped
     the network is the value, and `shared` too. It is `stray` if a value is no address.
     """
 
-    met: MetNode | None
+    node: MatchedNode | None
     identity: Sequence[tuple[str, str]] = ()
     shared: tuple[int, ...] = ()
     metric_value: str = ""
@@ -46,7 +46,7 @@ class Match(NamedTuple):
     @property
     def rule(self) -> Rule | None:
         """The rule that is met."""
-        return None if self.met is None else self.met.declared
+        return None if self.node is None else self.node.declared
 
 
 _NO_RULE: Final = Match(None)
@@ -54,74 +54,76 @@ _NO_RULE: Final = Match(None)
 
 def find(level: Level, entry: Entry, minute: int = 0) -> Node | None:
     """The node of a level that an entry goes to, in a minute from the Unix epoch."""
-    met = meet(level, entry, minute)
-    return None if met is None else met.node
+    matched = look_up(level, entry, minute)
+    return None if matched is None else matched.node
 
 
-def meet(level: Level, entry: Entry, minute: int = 0) -> MetNode | None:
-    """As `find`, as requests meet it."""
+def look_up(level: Level, entry: Entry, minute: int = 0) -> MatchedNode | None:
+    """As `find`, the node as a request matches it."""
     key, value = entry
     by_value = level.exact.get(key)
     if by_value is not None:
         if isinstance(by_value, dict):
-            met = by_value.get(value)
+            matched = by_value.get(value)
         else:
-            met = by_value.parts[hash(value) % PARTS].get(value)
-        if met is not None:
-            return met
-    asked = level.matching.get(key)
-    if asked is not None:
-        met = asked.find(value, minute)
-        if met is not None:
-            return met
+            matched = by_value.parts[hash(value) % PARTS].get(value)
+        if matched is not None:
+            return matched
+    matchers = level.matching.get(key)
+    if matchers is not None:
+        matched = matchers.find(value, minute)
+        if matched is not None:
+            return matched
     return level.default.get(key)
 
 
 def match(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> Match:
     """The rule that limits a descriptor with these entries, in a minute from the Unix epoch."""
     level: Level | None = domain.root
-    way: list[MetNode] = []
-    heed = 0
-    all_heed = 0
-    met = None
+    way: list[MatchedNode] = []
+    flags = 0
+    all_flags = 0
+    matched = None
     for entry in entries:
-        met = meet(level, entry, minute) if level else None
-        if met is None:
+        matched = look_up(level, entry, minute) if level else None
+        if matched is None:
             return _NO_RULE
-        heed = met.heed
-        all_heed |= heed
-        way.append(met)
-        level = met.children
-    if met is None or heed & NO_RULE:
+        flags = matched.flags
+        all_flags |= flags
+        way.append(matched)
+        level = matched.children
+    if matched is None or flags & NO_RULE:
         return _NO_RULE
-    if all_heed & SPECIAL or heed & DETAILED:
+    if all_flags & SPECIAL or flags & DETAILED:
         return _special(way, entries)
-    return new_tuple(Match, (met, entries, (), "", False))
+    return new_tuple(Match, (matched, entries, (), "", False))
 
 
-def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> MetNode | None:
+def match_any_value(
+    domain: Domain, entries: Sequence[Entry], minute: int = 0
+) -> MatchedNode | None:
     """The node whose rule descriptors with these entries meet, whatever the last one's value.
 
     None if that value matters, even if only to metrics.
     """
     level: Level | None = domain.root
-    met = None
-    for place, entry in enumerate(entries, 1):
+    matched = None
+    for index, entry in enumerate(entries, 1):
         if level is None:
             return None
-        if place < len(entries):
-            met = meet(level, entry, minute)
+        if index < len(entries):
+            matched = look_up(level, entry, minute)
         elif entry.key not in level.exact and entry.key not in level.matching:
-            met = level.default.get(entry.key)
+            matched = level.default.get(entry.key)
         else:
             return None
-        if met is None or met.heed & SPECIAL:
+        if matched is None or matched.flags & SPECIAL:
             return None
-        level = met.children
-    return None if met is None or met.heed & (NO_RULE | DETAILED) else met
+        level = matched.children
+    return None if matched is None or matched.flags & (NO_RULE | DETAILED) else matched
 
 
-def may_meet(level: Level, entries: Sequence[Entry]) -> Iterator[Rule | None]:
+def may_match(level: Level, entries: Sequence[Entry]) -> Iterator[Rule | None]:
     """The rules that descriptors can meet of which these are the entries, with a `*` for any text.
 
     Perhaps some more: what a matcher takes is not compared with a `*`. None stands for each node
@@ -137,10 +139,10 @@ def may_meet(level: Level, entries: Sequence[Entry]) -> Iterator[Rule | None]:
         )
         yield node.rule if taken and not rest else None
         if taken and rest and node.children is not None:
-            yield from may_meet(node.children, rest)
+            yield from may_match(node.children, rest)
 
 
-def _special(way: Sequence[MetNode], entries: Sequence[Entry]) -> Match:
+def _special(way: Sequence[MatchedNode], entries: Sequence[Entry]) -> Match:
     """A match with shared thresholds, or whose values are shown in metrics.
 
     What metrics show of a shared value is its matcher's name.
@@ -148,11 +150,11 @@ def _special(way: Sequence[MetNode], entries: Sequence[Entry]) -> Match:
     shared: list[int] = []
     identity: list[tuple[str, str]] = []
     stray = False
-    nodes = [met.node for met in way if met.node is not None]
-    for place, (node, entry) in enumerate(zip(nodes, entries, strict=True)):
+    nodes = [matched.node for matched in way if matched.node is not None]
+    for index, (node, entry) in enumerate(zip(nodes, entries, strict=True)):
         key, value = entry
         if node.share_threshold:
-            shared.append(place)
+            shared.append(index)
             value = node.value
         elif node.grouping is not None:
             grouped = node.grouping.of(value)
@@ -161,13 +163,13 @@ def _special(way: Sequence[MetNode], entries: Sequence[Entry]) -> Match:
             else:
                 value = grouped
                 if "/" in grouped:  # another caller may send this very text as its value
-                    shared.append(place)
+                    shared.append(index)
         identity.append((key, value))
     shown = [
         entry
         for node, entry in zip(nodes, identity, strict=True)
         # An exact value is in the rule's path already.
-        if way[-1].heed & DETAILED
+        if way[-1].flags & DETAILED
         or (node.value_to_metric and (node.matcher is not None or not node.value))
     ]
     if sum([len(key) + len(value) for key, value in shown]) > MAX_VALUE_BYTES:

@@ -27,7 +27,7 @@ _BESIDE_THE_LIMIT = ("share_threshold", "group", "value_to_metric", "answer", "o
 _ENTRY_KEYS = ("domain", "key", "rate_limit", *_BESIDE_THE_LIMIT, "shard_by")
 _THE_SERVERS = ("unit", "window", "requests_per_unit", "unlimited", "name", "replaces")
 _LIMIT_KEYS = tuple(name for name in LIMIT_KEYS if name not in _THE_SERVERS)
-_PLACES = dict.fromkeys(_LIMIT_KEYS, "inside rate_limit") | dict.fromkeys(
+_LOCATIONS = dict.fromkeys(_LIMIT_KEYS, "inside rate_limit") | dict.fromkeys(
     _ENTRY_KEYS, "on an entry of overlay"
 )
 
@@ -48,11 +48,11 @@ class Overlay:
 
     def of_domain(self, domain: str) -> Keys:
         """The keys for the top of a domain's rules."""
-        found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        keys: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for entry in self._entries:
             if entry.root and _matches(entry.domain, domain):
-                found |= entry.root
-        return found
+                keys |= entry.root
+        return keys
 
     def of_key(self, domain: str, key: str) -> tuple[Keys, Keys]:
         """The keys for the limit of a descriptor with this key, and those beside the limit."""
@@ -72,7 +72,7 @@ def parse_overlay(name: str, data: bytes) -> tuple[Overlay, tuple[Problem, ...]]
     """Reads an overlay, and everything that is wrong with it; never raises for what is in it."""
     reader = Reader(name)
     try:
-        root = document(reader, reader.composed(data), _ROOT_KEYS, _PLACES)
+        root = document(reader, reader.composed(data), _ROOT_KEYS, _LOCATIONS)
         entries = tuple(
             _entry(name, fields) for fields in root.items("overlay", _ENTRY_KEYS, deeper=False)
         )

@@ -6,7 +6,7 @@ must not live here: what a node has to be (`fields`), and what keys mean (`schem
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Never
 
 import yaml
@@ -74,6 +74,8 @@ class Reader:
         self.problems: list[Problem] = []
         self.anywhere: Collection[str] = ()
         """Keys that are tolerated in other places than theirs, where they do nothing."""
+        self.locations: Mapping[str, str] = {}
+        """Of every known key where it stands."""
         self._visited = 0
         self._most_values = _MAX_VALUES
 
@@ -110,7 +112,7 @@ class Reader:
         if isinstance(node, ReadNode) and node.keeps and len(self.problems) == problems:
             node.result, node.visited = result, self._visited - visited + len(node.value)
 
-    def kept(self, node: yaml.Node) -> object | None:
+    def cached(self, node: yaml.Node) -> object | None:
         """What was made of a mapping before; None if it is to be read."""
         if not isinstance(node, ReadNode) or node.result is None:
             return None
@@ -175,11 +177,11 @@ class Reader:
             self._stop(self.source(error.event), "too_deep", message)
         except yaml.MarkedYAMLError as error:
             at, what = slip(error, text)
-            self._stop(self._place(text, at), "yaml", f"this is no YAML: {what}")
+            self._stop(self._source_at(text, at), "yaml", f"this is no YAML: {what}")
         except yaml.reader.ReaderError as error:
             at = len(text.encode()[: error.position].decode())
             what = f"the character {error.character:#x} cannot stand here"
-            self._stop(self._place(text, at), "yaml", f"this is no YAML: {what}")
+            self._stop(self._source_at(text, at), "yaml", f"this is no YAML: {what}")
         if root is None:
             self._stop(None, "no_domain", f"the file is empty: it needs {self._needs}")
         if second is not None:
@@ -187,7 +189,7 @@ class Reader:
             self.report(second, (), "second_document", message, tolerated=True)
         return root
 
-    def _place(self, text: str, at: int) -> Source:
+    def _source_at(self, text: str, at: int) -> Source:
         """Where a character of the text stands."""
         *before, line = lines_of(text[:at])
         return Source(self.name, len(before) + 1, len(line) + 1)

@@ -42,7 +42,7 @@ _SLICE = 40
 _LIKE_ONE_NODE = 10
 """So many values of a node take as long to put together as one more node."""
 
-_SLICE_KEPT = 500
+_UNCHANGED_SLICE = 500
 """Nodes that were kept and are only put into their place: so many take as long as a slice of
 others."""
 
@@ -53,13 +53,13 @@ class _Begun(NamedTuple):
     domain: str
 
 
-class _KeptDomain(NamedTuple):
+class _UnchangedDomain(NamedTuple):
     """A domain that is as it was."""
 
     domain: str
 
 
-class _Kept(NamedTuple):
+class _Unchanged(NamedTuple):
     """Nodes of the level that is open, with all below them, as they were before.
 
     They are told by their numbers in a walk through the domain's former tree.
@@ -114,7 +114,9 @@ class _Root(NamedTuple):
     enqueues: bool
 
 
-_Record = _Begun | _KeptDomain | _Kept | _Opened | _Items | _Leaf | _Alike | _Closed | _Root
+_Record = (
+    _Begun | _UnchangedDomain | _Unchanged | _Opened | _Items | _Leaf | _Alike | _Closed | _Root
+)
 
 
 def packed(domains: Iterable[Domain], former: Mapping[str, Domain] = {}) -> Iterator[bytes]:
@@ -150,7 +152,7 @@ def _weight_of(matcher: Matcher | None) -> int:
 
 def _of_domain(domain: Domain, former: Domain | None) -> Iterator[_Record]:
     if domain is former:
-        yield _KeptDomain(domain.name)
+        yield _UnchangedDomain(domain.name)
         return
     numbers: dict[Node, int] = {}
     if former is not None:
@@ -162,22 +164,22 @@ def _of_domain(domain: Domain, former: Domain | None) -> Iterator[_Record]:
 
 def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
     yield _Opened()
-    kept: list[int] = []
+    unchanged: list[int] = []
     last: Node | None = None
     alike: list[_Name] = []
     weight = 0
     for node in level.nodes:
         number = numbers.get(node)
-        if kept and (number is None or len(kept) == _SLICE_KEPT):
-            yield _Kept(tuple(kept))
-            kept.clear()
+        if unchanged and (number is None or len(unchanged) == _UNCHANGED_SLICE):
+            yield _Unchanged(tuple(unchanged))
+            unchanged.clear()
         more = number is None and last is not None and _are_alike(last, node)
         if alike and (not more or weight >= _SLICE):
             yield _Alike(tuple(alike), weight)
             alike.clear()
             weight = 0
         if number is not None:
-            kept.append(number)
+            unchanged.append(number)
         elif more:
             alike.append(_name(node))
             weight += _weight_of(node.matcher)
@@ -190,8 +192,8 @@ def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
                 leaf, kind = leaf.with_matcher(None), type(node.matcher)
             yield _Leaf(leaf, node.children is not None, kind)
             last = node
-    if kept:
-        yield _Kept(tuple(kept))
+    if unchanged:
+        yield _Unchanged(tuple(unchanged))
     if alike:
         yield _Alike(tuple(alike), weight)
     yield _Closed()
@@ -275,18 +277,8 @@ class Assembly:
     def adding(self, data: bytes) -> Generator[None, None, None]:
         """Takes the next slice in steps: one that ends a level of many networks has a lot to do."""
         for record in _load(data, self._tallies):
-            if isinstance(record, _Leaf):
-                yield from self._adding_leaf(record)
-            elif isinstance(record, _Items):
-                self._parts.append(record.items)
-                yield
-            elif isinstance(record, _Alike):
-                self._add_alike(record)
-                yield
-            elif isinstance(record, _Kept):
-                for number in record.numbers:
-                    self._open[-1].add(self._had[number])
-                yield
+            if isinstance(record, (_Leaf, _Items, _Alike, _Unchanged)):
+                yield from self._adding_nodes(record)
             elif isinstance(record, _Opened):
                 self._open.append(LevelBuilder())
             elif isinstance(record, _Closed):
@@ -296,10 +288,26 @@ class Assembly:
             elif isinstance(record, _Root):
                 self._complete(record)
                 yield from self._had.emptying()
-            elif isinstance(record, _KeptDomain):
+            elif isinstance(record, _UnchangedDomain):
                 self.domains[record.domain] = self._former[record.domain]
             else:
                 yield from self._begin(self._former[record.domain])
+
+    def _adding_nodes(
+        self, record: _Leaf | _Items | _Alike | _Unchanged
+    ) -> Generator[None, None, None]:
+        """Adds nodes to the level that is open, or takes in what the next one is made of."""
+        if isinstance(record, _Leaf):
+            yield from self._adding_leaf(record)
+            return
+        if isinstance(record, _Items):
+            self._parts.append(record.items)
+        elif isinstance(record, _Alike):
+            self._add_alike(record)
+        else:
+            for number in record.numbers:
+                self._open[-1].add(self._had[number])
+        yield
 
     def _adding_leaf(self, record: _Leaf) -> Generator[None, None, None]:
         node = record.node
@@ -343,7 +351,7 @@ class Assembly:
 
     def _begin(self, former: Domain) -> Generator[None, None, None]:
         nodes = walk(former.root.nodes)
-        while part := list(islice(nodes, _SLICE_KEPT)):
+        while part := list(islice(nodes, _UNCHANGED_SLICE)):
             for node in part:
                 self._had.append(node)
             yield

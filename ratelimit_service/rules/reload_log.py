@@ -6,12 +6,13 @@ What must not live here: what is loaded, and what holds (`load`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from ratelimit_service.rules.problem import Problem
+from ratelimit_service.text.display import count
 
-__all__ = ["ReloadDifference", "log_problems"]
+__all__ = ["ReloadDifference", "log_problems", "log_reload"]
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +33,37 @@ class ReloadDifference(NamedTuple):
 
     def in_words(self) -> list[str]:
         """`1 added, 2 changed (api: user 5 → 20 per minute; …)`."""
-        told = []
+        words = []
         if self.added:
-            told.append(f"{self.added} added")
+            words.append(f"{self.added} added")
         if self.changed:
             more = self.changed - len(self.examples)
             examples = [*self.examples, f"and {more} more"] if more else self.examples
-            told.append(f"{self.changed} changed ({'; '.join(examples)})")
+            words.append(f"{self.changed} changed ({'; '.join(examples)})")
         if self.removed:
-            told.append(f"{self.removed} removed")
-        return told or ["nothing changed in meaning"]
+            words.append(f"{self.removed} removed")
+        return words or ["nothing changed in meaning"]
+
+
+def log_reload(
+    sizes: Mapping[str, int], problems: int, revision: str, difference: ReloadDifference | None
+) -> None:
+    """Says what has been loaded; `sizes` are the numbers of rules by domain."""
+    rules, domains = sum(sizes.values()), len(sizes)
+    fields: dict[str, object] = {"rules": rules, "domains": domains, "problems": problems}
+    words = [f"{count(rules, 'rule')} in {count(domains, 'domain')}"]
+    if difference is not None:
+        fields |= {
+            "added": difference.added,
+            "removed": difference.removed,
+            "changed": difference.changed,
+        }
+        words += difference.in_words()
+    if problems:
+        words.append(count(problems, "problem"))
+    fields["revision"] = revision
+    words.append(f"revision {revision}")
+    log.info("rules reloaded: %s", ", ".join(words), extra={"fields": fields})
 
 
 def log_problems(problems: Sequence[Problem], *, strict: bool) -> Generator[None, None, None]:

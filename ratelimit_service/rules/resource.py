@@ -23,7 +23,7 @@ from ratelimit_service.rules.problem import allowed_are, listed, quoted
 from ratelimit_service.rules.reader import Path, Reader, ReadNode
 from ratelimit_service.rules.schema import RuleFile, alike, compiled
 
-__all__ = ["KeptDescriptors", "parse_resource", "resource_bytes", "said_by"]
+__all__ = ["DescriptorCache", "content_of", "parse_resource", "resource_bytes"]
 
 _TAG = "tag:yaml.org,2002:"
 _MAP = f"{_TAG}map"
@@ -67,19 +67,19 @@ _Level = dict[tuple[str, str], _Was]
 """Descriptors by key and value."""
 
 
-class KeptDescriptors:
+class DescriptorCache:
     """The descriptors of one resource as they were read last, for the next reading."""
 
     def __init__(self) -> None:
         self.level: _Level = {}
 
 
-def resource_bytes(version: str, said: bytes) -> bytes:
+def resource_bytes(version: str, rules: bytes) -> bytes:
     """A resource as it is kept: its version, and what a rule file would say, in JSON."""
-    return b'{"version": ' + json.dumps(version).encode() + _RULES + said + b"}"
+    return b'{"version": ' + json.dumps(version).encode() + _RULES + rules + b"}"
 
 
-def said_by(data: bytes) -> bytes:
+def content_of(data: bytes) -> bytes:
     """What a resource says, without the version that it came with."""
     return data.partition(_RULES)[2]
 
@@ -89,20 +89,20 @@ def parse_resource(
     data: bytes,
     tallies: Callable[[str, str], Tallies],
     overlay: Overlay,
-    kept: KeptDescriptors | None = None,
+    cache: DescriptorCache | None = None,
 ) -> RuleFile:
     """Reads one resource; never raises for what is in it. `name` is the server's and its own.
 
-    Of `kept` is taken what has not changed, if it was read with the same overlay; it is renewed.
+    Of `cache` is taken what has not changed, if it was read with the same overlay; it is renewed.
     """
-    told = json.loads(data)
-    reader = Reader(f"{name}@{told['version']}")
-    values = told["rules"]
+    resource = json.loads(data)
+    reader = Reader(f"{name}@{resource['version']}")
+    values = resource["rules"]
     nodes = _Nodes(reader, overlay, values["domain"])
-    former = kept.level if kept is not None else {}
+    former = cache.level if cache is not None else {}
     file = compiled(name, reader, lambda: nodes.root(values, former), values["domain"], tallies)
-    if kept is not None:
-        kept.level = nodes.kept()
+    if cache is not None:
+        cache.level = nodes.cacheable()
     return file
 
 
@@ -128,7 +128,7 @@ class _Nodes:
         _put(pairs, self._overlay.of_domain(self._domain))
         return _mapping(pairs)
 
-    def kept(self) -> _Level:
+    def cacheable(self) -> _Level:
         """The descriptors, when they have been read: of each is kept only what names it."""
         for node in self._made:
             node.value = [pair for pair in node.value if pair[0].value in {"key", "value"}]

@@ -21,7 +21,7 @@ __all__ = ["Rulebook", "Tallied", "hold_without"]
 Tallied = tuple[str, str, str, list[int]]
 """A rule's domain and path, the value that it tallies by, and what `Tally.take` gives."""
 
-_Place = tuple[str, str]
+_RuleId = tuple[str, str]
 """A rule's domain and path."""
 
 _TALLIES_LIKE_ONE_RULE = 4
@@ -45,14 +45,14 @@ class Rulebook:
     def __init__(self) -> None:
         self.snapshot = Snapshot(0, {})
         """The rules that hold now. Only `swap` puts others there."""
-        self._tallies: SpreadTable[_Place, Tallies] = SpreadTable()
+        self._tallies: SpreadTable[_RuleId, Tallies] = SpreadTable()
 
     def tallies_of(self, domain: str, path: str) -> Tallies:
         """The tallies of a rule, the same ones for as long as it is there."""
-        place = domain, path
-        tallies = self._tallies.get(place)
+        rule_id = domain, path
+        tallies = self._tallies.get(rule_id)
         if tallies is None:
-            tallies = self._tallies[place] = Tallies(domain, path)
+            tallies = self._tallies[rule_id] = Tallies(domain, path)
         return tallies
 
     async def take(self) -> AsyncIterator[Tallied]:
@@ -89,26 +89,14 @@ class Rulebook:
         Tallies are kept of rules that are still there. The caller keeps no name for `old`.
         """
         now = self.snapshot.domains
-        kept: SpreadTable[_Place, None] = SpreadTable()
-        async for name in slowly(now):
-            for path in (OVERRIDES, UNMATCHED):
-                kept[name, path] = None
-        new = (node for domain in now.values() for node in domain.root.nodes)
-        async for node in slowly(walk(new)):
-            if node.rule:
-                kept[node.rule.domain, node.rule.path] = None
-        for table in self._tallies.parts:
-            async for place in slowly(list(table)):
-                if place not in kept:
-                    del table[place]
-        await stepwise(kept.emptying())
+        await self._forget_tallies(now)
         remains: deque[object] = deque()
         for name, domain in old.domains.items():
             if now.get(name) is not domain:
                 remains.append(domain)
                 await stepwise(_collecting(domain.root, remains))
             del domain
-        del old, new
+        del old
         work = 0
         while remains:  # parents first, while this still holds their children
             work += _weight(remains[0])
@@ -117,11 +105,27 @@ class Rulebook:
                 work = 0
                 await asyncio.sleep(0)
 
+    async def _forget_tallies(self, now: Mapping[str, Domain]) -> None:
+        """Drops those of rules that are not in these domains."""
+        current: SpreadTable[_RuleId, None] = SpreadTable()
+        async for name in slowly(now):
+            for path in (OVERRIDES, UNMATCHED):
+                current[name, path] = None
+        nodes = (node for domain in now.values() for node in domain.root.nodes)
+        async for node in slowly(walk(nodes)):
+            if node.rule:
+                current[node.rule.domain, node.rule.path] = None
+        for table in self._tallies.parts:
+            async for rule_id in slowly(list(table)):
+                if rule_id not in current:
+                    del table[rule_id]
+        await stepwise(current.emptying())
 
-def _collecting(level: Level, found: deque[object]) -> Generator[None, None, None]:
+
+def _collecting(level: Level, parts: deque[object]) -> Generator[None, None, None]:
     """Adds all of a level that takes time to drop, in steps."""
     for number, part in enumerate(_in_parts(level)):
-        found.append(part)
+        parts.append(part)
         if number % SLICE == 0:
             yield
 

@@ -45,7 +45,7 @@ def _days(fields: Fields) -> int:
         names = [_day(first), _day(last if dash else first)]
         if None in names:
             message = f"days {quoted(text)} is none: write {', '.join(DAYS)}, or a range as mon-fri"
-            fields.report("when", message, at=node)
+            fields.report_at(node, "when", message)
             continue
         day, end = (0 if each is None else each for each in names)
         days |= 1 << end

@@ -31,7 +31,7 @@ from ratelimit_service.rules.language import (
     REPLACES_KEYS,
     ROOT_KEYS,
     descriptor_keys,
-    places,
+    key_locations,
 )
 from ratelimit_service.rules.limits import limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
@@ -120,7 +120,7 @@ def compiled(
     """
     shard_by = None
     try:
-        root = document(reader, compose(), ROOT_KEYS, places(), REFERENCE_KEYS)
+        root = document(reader, compose(), ROOT_KEYS, key_locations(), REFERENCE_KEYS)
         domain = root.text("domain", most=MAX_TEXT)
         if not domain:
             state = "empty" if "domain" in root else "missing"
@@ -189,7 +189,7 @@ class _Language:
         self._tallies = tallies
         self._answer = answer
         self._keys = descriptor_keys()
-        self._usual = {"key", "rate_limit", "rate_limits", "descriptors", *registry.keys()}
+        self._common_keys = {"key", "rate_limit", "rate_limits", "descriptors", *registry.keys()}
         """Where a descriptor has no other keys, nobody looks for each of these."""
         self._problems = problems
         self._known: dict[tuple[str, Scalars], _RateLimits] = {}
@@ -221,7 +221,7 @@ class _Language:
         fields.path = (*fields.path[:-1], (key, value))
         if not key and not fields.misspelt("key"):
             fields.report("no_key", "key is missing or empty: every descriptor needs one")
-        more = not fields.within(self._usual)
+        more = not fields.within(self._common_keys)
         share_threshold = more and fields.switch("share_threshold")
         if share_threshold and taken and matcher is None:
             message = (
@@ -279,15 +279,15 @@ class _Language:
 
         `more` says whether the descriptor has any keys that are not usual.
         """
-        said, limits = self._rate_limits(descriptor, key)
+        rate_limits, limits = self._rate_limits(descriptor, key)
         path = path_text(descriptor.path)
         source, tallies = descriptor.source(key), self._tallies(self._domain, path)
         if not more:
             return Rule(
                 self._domain,
                 path,
-                *said[:3],
-                failure_policy=said.failure_policy,
+                *rate_limits[:3],
+                failure_policy=rate_limits.failure_policy,
                 answer=self._answer,
                 source=source,
                 tallies=tallies,
@@ -295,10 +295,10 @@ class _Language:
         return Rule(
             self._domain,
             path,
-            *said[:3],
+            *rate_limits[:3],
             shadow_mode=descriptor.switch("shadow_mode"),
             quota_mode=descriptor.switch("quota_mode"),
-            failure_policy=said.failure_policy,
+            failure_policy=rate_limits.failure_policy,
             detailed_metric=descriptor.switch("detailed_metric"),
             metadata=descriptor.plain("metadata"),
             answer=read_answer(descriptor, self._answer),
@@ -327,7 +327,7 @@ class _Language:
             mapping = descriptor.mapping(key, LIMIT_KEYS, _EXAMPLE)
             mappings = [mapping] if mapping.readable else []
         names = frozenset(each.raw("name") for each in mappings if each.given("name")) - {""}
-        said = _RateLimits(
+        rate_limits = _RateLimits(
             self._limits(descriptor, key, mappings),
             names,
             frozenset().union(*[_replaces(each, names) for each in mappings]),
@@ -335,8 +335,8 @@ class _Language:
         )
         well = len(self._problems) == before
         if content is not None and well and len(self._known) < _MOST_KNOWN:
-            self._known[key, content] = said
-        return said, mappings
+            self._known[key, content] = rate_limits
+        return rate_limits, mappings
 
     def _limits(
         self, descriptor: Fields, key: str, mappings: Sequence[Fields]
@@ -408,13 +408,13 @@ def _replaces(fields: Fields, beside: frozenset[str]) -> frozenset[str]:
 
 
 def _failure_policy(mappings: Sequence[Fields]) -> FailurePolicy | None:
-    found: FailurePolicy | None = None
+    policy: FailurePolicy | None = None
     for fields in mappings:
         if not fields.given("failure_policy"):
             continue
         word = fields.one_of("failure_policy", list(map(str, FailurePolicy)), "open")
-        if found not in {None, word}:
-            message = f"a descriptor has one failure_policy: another limit of it says {found}"
+        if policy not in {None, word}:
+            message = f"a descriptor has one failure_policy: another limit of it says {policy}"
             fields.report("failure_policy", message, value="failure_policy")
-        found = FailurePolicy(word)
-    return found
+        policy = FailurePolicy(word)
+    return policy

@@ -45,10 +45,10 @@ def slip(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
     if text[at : at + 1] == "\t":  # which editors show as spaces
         return at, "a tab: YAML wants spaces"
     began = error.context_mark.index if error.context_mark else at
-    if found := _unquoted(text, began if _SCANNED.search(error.context or "") else at, what):
-        return found
-    if found := _no_space(text, began if "expected ':'" in what else at, what):
-        return found
+    if fault := _unquoted(text, began if _SCANNED.search(error.context or "") else at, what):
+        return fault
+    if fault := _no_space(text, began if "expected ':'" in what else at, what):
+        return fault
     if at <= last:
         return at, what
     if began < at and _ENCLOSES.search(error.context or ""):
@@ -73,20 +73,20 @@ def _no_space(text: str, at: int, what: str) -> tuple[int, str] | None:
     """
     *begins, here = [0, *(each.end() for each in _LINE_END.finditer(text, 0, at))]
     if "expected ':'" in what:
-        places = [(here, lines_of(text[here:])[0])]
+        candidates = [(here, lines_of(text[here:])[0])]
     elif "mapping values" in what or "document start" in what:
         ends = [*begins, here][1:]
         above = (
             (begin, lines_of(text[begin:end])[0])
             for begin, end in zip(reversed(begins), reversed(ends), strict=True)
         )
-        said = (each for each in above if each[1].partition("#")[0].strip())
-        places = list(islice(said, 1))
+        lines = (each for each in above if each[1].partition("#")[0].strip())
+        candidates = list(islice(lines, 1))
     else:
         return None
-    for begin, line in places:
-        if found := _NO_SPACE.match(line):
-            value = "…" if found[2][0] in "[{" else found[2]
-            message = f"a colon wants a space behind it, as '{found[1]}: {value}'"
-            return begin + found.end(1), message
+    for begin, line in candidates:
+        if parts := _NO_SPACE.match(line):
+            value = "…" if parts[2][0] in "[{" else parts[2]
+            message = f"a colon wants a space behind it, as '{parts[1]}: {value}'"
+            return begin + parts.end(1), message
     return None

@@ -16,7 +16,7 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.settings import Settings
 
-__all__ = ["FileProblems", "Found", "Left", "RuleSource"]
+__all__ = ["FileProblems", "Left", "RuleSource", "SourceContent"]
 
 FileProblems = Mapping[str, Sequence[Problem]]
 """Why files are not used, by their names; what is wrong between several stands under ""."""
@@ -26,7 +26,7 @@ Left = Mapping[str, str]
 """The text of each file in its last good version, by name."""
 
 
-class Found(NamedTuple):
+class SourceContent(NamedTuple):
     """The files that could be read, in path order; and what could not, with the reason.
 
     Among the latter are directories, whose files are then not known. A source without a file
@@ -66,10 +66,10 @@ class RuleSource(ABC):
         """The source that `settings.rules` names. Raises SettingsError if it is none."""
 
     @abstractmethod
-    def read(self) -> Found:
+    def read(self) -> SourceContent:
         """All that is there now. Raises RulesError if there is nothing, with what to do next."""
 
-    def first(self, former: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> SourceContent | None:
         """What to begin with; None to begin without rules, which `changes` will tell of.
 
         `former` is what a former program of this process had from a source that `leaves` it. Raises
@@ -78,7 +78,7 @@ class RuleSource(ABC):
         del former
         return self.read()
 
-    def fetch(self) -> Found:
+    def fetch(self) -> SourceContent:
         """As `read`, for who asks just once and so waits for an answer."""
         return self.read()
 
@@ -92,5 +92,5 @@ class RuleSource(ABC):
     def end(self) -> None:  # noqa: B027 -- most have nothing that would stay
         """Ends what would outlive this program, right before another takes its place."""
 
-    def judged(self, found: Found, verdict: FileProblems) -> None:  # noqa: B027 -- most need not know
+    def judged(self, content: SourceContent, verdict: FileProblems) -> None:  # noqa: B027 -- most need not know
         """Told after every load what became of what was read."""

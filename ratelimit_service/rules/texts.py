@@ -7,6 +7,7 @@ an import in the middle of serving keeps calls waiting.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, soft_of, value_of
 from ratelimit_service.model import DAYS, Grouping, Limit, Schedule
@@ -16,19 +17,7 @@ __all__ = ["grouping_text", "limit_text", "moment_text", "schedule_text"]
 
 def limit_text(limit: Limit) -> str:
     """A limit in words: `500 per 5 minutes, token_bucket, burst 900`."""
-    unit = limit.unit.name.lower()
-    per = unit if limit.multiplier == 1 else f"{limit.multiplier} {unit}s"
-    algorithm = ALGORITHMS[limit.algorithm]
-    if algorithm.leases:
-        lives = per if limit.multiplier > 1 else f"1 {per}"
-        words = [f"{limit.requests_per_unit} at a time, a lease lives {lives}"]
-    else:
-        words = [f"{limit.requests_per_unit} per {per}"]
-        if algorithm is not DEFAULT:
-            words.append(algorithm.name)
-    for parameter in algorithm.parameters:
-        if text := parameter.told(limit, value_of(limit, parameter)):
-            words.append(text)
+    words = [*_algorithm_words(limit)]
     if limit.soft_ppm:
         words.append(f"{soft_of(limit)} more with a warning")
     if limit.grouping is not None:
@@ -44,6 +33,23 @@ def limit_text(limit: Limit) -> str:
     if limit.advances:
         words.append("leased")
     return ", ".join(words)
+
+
+def _algorithm_words(limit: Limit) -> Iterator[str]:
+    """Its number and window, and what its algorithm has to say."""
+    unit = limit.unit.name.lower()
+    per = unit if limit.multiplier == 1 else f"{limit.multiplier} {unit}s"
+    algorithm = ALGORITHMS[limit.algorithm]
+    if algorithm.leases:
+        lives = per if limit.multiplier > 1 else f"1 {per}"
+        yield f"{limit.requests_per_unit} at a time, a lease lives {lives}"
+    else:
+        yield f"{limit.requests_per_unit} per {per}"
+        if algorithm is not DEFAULT:
+            yield algorithm.name
+    for parameter in algorithm.parameters:
+        if phrase := parameter.phrase_for(limit, value_of(limit, parameter)):
+            yield phrase
 
 
 def grouping_text(grouping: Grouping) -> str:

@@ -13,9 +13,9 @@ from ratelimit_service.containers.spread import LARGE, SpreadList, Table, parts_
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit
 from ratelimit_service.observability.stats import Tallies, Tally
 from ratelimit_service.rules.matchers.cidr import Networks
+from ratelimit_service.rules.matchers.derived import derived_matchers
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
-from ratelimit_service.rules.matchers.stand_ins import stand_ins
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.times import Times
 
@@ -31,8 +31,8 @@ __all__ = [
     "Level",
     "LevelBuilder",
     "Looked",
+    "MatchedNode",
     "MatcherNodes",
-    "MetNode",
     "Node",
     "Rule",
     "Snapshot",
@@ -156,7 +156,17 @@ class Node:
         self, key: str, value: str, matcher: Matcher | None, rule: Rule | None, source: Source
     ) -> Node:
         """The same for other entries, with another rule."""
-        return Node(
+        return Node(*self._given(key, value, matcher, rule, source))
+
+    def __reduce__(self) -> tuple[type[Node], tuple[Any, ...]]:
+        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
+        return Node, self._given(self.key, self.value, self.matcher, self.rule, self.source)
+
+    def _given(
+        self, key: str, value: str, matcher: Matcher | None, rule: Rule | None, source: Source
+    ) -> tuple[Any, ...]:
+        """All fields in order, so that a new one cannot be forgotten in one place."""
+        return (
             key,
             value,
             matcher,
@@ -165,21 +175,6 @@ class Node:
             self.share_threshold,
             self.value_to_metric,
             source,
-            self.grouping,
-            self.valid_until,
-        )
-
-    def __reduce__(self) -> tuple[type[Node], tuple[object, ...]]:
-        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
-        return Node, (
-            self.key,
-            self.value,
-            self.matcher,
-            self.rule,
-            self.children,
-            self.share_threshold,
-            self.value_to_metric,
-            self.source,
             self.grouping,
             self.valid_until,
         )
@@ -203,8 +198,8 @@ counted, or shown in metrics (`SPECIAL`). Its rule has detailed metrics (`DETAIL
 others (`REPLACES`). It ends by `valid_until` (`ENDS`)."""
 
 
-class MetNode:
-    """A node of a level as requests meet it: what they read of it, and nothing else.
+class MatchedNode:
+    """A node of a level as a request matches it: what it reads of it, and nothing else.
 
     Among 100,000 rules a request waits for memory more than for instructions. So all that it reads
     of a node is in one small object, which the look-up finds. What rules have in common is
@@ -212,25 +207,25 @@ class MetNode:
     too.
     """
 
-    __slots__ = ("children", "compiled", "heed", "node", "tally")
+    __slots__ = ("children", "compiled", "flags", "node", "tally")
 
     def __init__(self, node: Node | None = None, tally: Tally | None = None) -> None:
         self.node: Final = node
         self.children: Level | None = None
         """The node's."""
-        self.heed = NO_RULE
-        """What is to be heeded of it, so that a request need not read the node: bits, as above."""
+        self.flags = NO_RULE
+        """Bits, as above, so that a request need not read the node."""
         self.tally = tally
         """Where its hits are tallied, once its rule is compiled."""
         self.compiled: object = None
         """What `limiter.compiler` has worked out of its rule. Nobody else looks at it."""
         if node is not None:
             self.children = node.children
-            self.heed = _heed(node)
+            self.flags = _flags_of(node)
 
     def lasts(self, minute: int) -> bool:
         """Whether it has not ended in a minute from the Unix epoch."""
-        node = self.node if self.heed & ENDS else None
+        node = self.node if self.flags & ENDS else None
         return node is None or node.lasts(minute)
 
     @property
@@ -239,37 +234,37 @@ class MetNode:
         return None if self.node is None else self.node.rule
 
 
-def _heed(node: Node) -> int:
-    heed = 0
+def _flags_of(node: Node) -> int:
+    flags = 0
     rule = node.rule
     if rule is None:
-        heed = NO_RULE
+        flags = NO_RULE
     else:
         if rule.detailed_metric:
-            heed = DETAILED
+            flags = DETAILED
         if rule.replaces:
-            heed |= REPLACES
+            flags |= REPLACES
     if node.share_threshold or node.value_to_metric or node.grouping is not None:
-        heed |= SPECIAL
+        flags |= SPECIAL
     if node.valid_until is not None:
-        heed |= ENDS
-    return heed
+        flags |= ENDS
+    return flags
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
     """The nodes below one node, arranged for look-up: exact, then matchers, then key alone.
 
-    What is found is a node as requests meet it, the same `MetNode` wherever its node is found.
-    `exact` holds, for each key, its nodes by value, and by their matchers' literals; `matching`
-    those whose matchers are to be asked. `nodes` are all, as declared. Nobody changes them. What
-    can be large is in parts (`spread`), so that to grow it, or to drop it, holds up no request.
+    What is found is the `MatchedNode` of a node, the same one wherever its node is found. `exact`
+    holds, for each key, its nodes by value, and by their matchers' literals; `matching` those whose
+    matchers are to be asked. `nodes` are all, as declared. Nobody changes them. What can be large
+    is in parts (`spread`), so that to grow it, or to drop it, holds up no request.
     """
 
     nodes: Sequence[Node]
-    exact: Table[str, Table[str, MetNode]]
+    exact: Table[str, Table[str, MatchedNode]]
     matching: Table[str, MatcherNodes]
-    default: Table[str, MetNode]
+    default: Table[str, MatchedNode]
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Level:
@@ -298,8 +293,8 @@ class Level:
         for nodes in self.exact.values():
             yield from parts_of(nodes)
         yield from parts_of(self.matching)
-        for asked in self.matching.values():
-            yield from asked.parts()
+        for matchers in self.matching.values():
+            yield from matchers.parts()
         yield from parts_of(self.default)
         yield from parts_of(self.nodes)
 
@@ -310,12 +305,12 @@ class MatcherNodes:
     __slots__ = ("_nodes", "_search")
 
     def __init__(self) -> None:
-        self._nodes: SpreadList[MetNode] = SpreadList()
+        self._nodes: SpreadList[MatchedNode] = SpreadList()
         self._search = Search()
 
-    def add(self, met: MetNode, matcher: Matcher) -> None:
+    def add(self, matched: MatchedNode, matcher: Matcher) -> None:
         """Adds the next node as declared."""
-        self._nodes.append(met)
+        self._nodes.append(matched)
         self._search.add(matcher)
 
     def completing(self) -> Iterator[None]:
@@ -329,20 +324,20 @@ class MatcherNodes:
 
     def takes(self, node: Node, value: str) -> bool:
         """Whether a node is among those that take a value."""
-        return any(self._nodes[place].node is node for place in self._search.all(value))
+        return any(self._nodes[position].node is node for position in self._search.all(value))
 
-    def find(self, value: str, minute: int = 0) -> MetNode | None:
+    def find(self, value: str, minute: int = 0) -> MatchedNode | None:
         """The node that a value goes to in a minute."""
-        place = self._search.first(value)
-        if place < 0:
+        position = self._search.first(value)
+        if position < 0:
             return None
-        met = self._nodes.parts[place // LARGE][place % LARGE]
-        if met.lasts(minute):
-            return met
+        matched = self._nodes.parts[position // LARGE][position % LARGE]
+        if matched.lasts(minute):
+            return matched
         for other in self._search.all(value):
-            met = self._nodes[other]
-            if met.lasts(minute):
-                return met
+            matched = self._nodes[other]
+            if matched.lasts(minute):
+                return matched
         return None
 
 
@@ -351,9 +346,9 @@ class LevelBuilder:
 
     def __init__(self) -> None:
         self._nodes: SpreadList[Node] = SpreadList()
-        self._exact: Table[str, Table[str, MetNode]] = {}
+        self._exact: Table[str, Table[str, MatchedNode]] = {}
         self._matching: Table[str, MatcherNodes] = {}
-        self._default: Table[str, MetNode] = {}
+        self._default: Table[str, MatchedNode] = {}
 
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
@@ -363,45 +358,45 @@ class LevelBuilder:
     def adding(self, node: Node) -> Iterator[None]:
         """As `add`, in steps if the node takes a long list of values."""
         self._nodes.append(node)
-        met = MetNode(node)
-        odd = node.valid_until is not None or (node.grouping is not None and node.value)
-        if odd and not isinstance(node.matcher, Networks):
-            for matcher in stand_ins(node.value, node.matcher, node.grouping):
-                self._ask(met, node.key, matcher)
+        matched = MatchedNode(node)
+        asked_in_turn = node.valid_until is not None or (node.grouping is not None and node.value)
+        if asked_in_turn and not isinstance(node.matcher, Networks):
+            for matcher in derived_matchers(node.value, node.matcher, node.grouping):
+                self._add_to_matchers(matched, node.key, matcher)
         elif node.matcher is not None:
-            if node.matcher.asked:
-                self._ask(met, node.key, node.matcher)
+            if node.matcher.beyond_literals:
+                self._add_to_matchers(matched, node.key, node.matcher)
             for number, value in enumerate(node.matcher.literals, 1):
-                self._look_up(node.key, value, met)
+                self._add_by_value(node.key, value, matched)
                 if number % LARGE == 0:
                     yield
         elif node.value:
-            self._look_up(node.key, node.value, met)
+            self._add_by_value(node.key, node.value, matched)
         else:
-            self._default[node.key] = met
+            self._default[node.key] = matched
             self._default = spread(self._default)
 
-    def _look_up(self, key: str, value: str, met: MetNode) -> None:
+    def _add_by_value(self, key: str, value: str, matched: MatchedNode) -> None:
         nodes = self._exact.get(key)
         if nodes is None:
             nodes = self._exact[key] = {}
             self._exact = spread(self._exact)
-        nodes.setdefault(value, met)
+        nodes.setdefault(value, matched)
         spreading = spread(nodes)
         if spreading is not nodes:
             self._exact[key] = spreading
 
-    def _ask(self, met: MetNode, key: str, matcher: Matcher) -> None:
-        asked = self._matching.get(key)
-        if asked is None:
-            asked = self._matching[key] = MatcherNodes()
+    def _add_to_matchers(self, matched: MatchedNode, key: str, matcher: Matcher) -> None:
+        matchers = self._matching.get(key)
+        if matchers is None:
+            matchers = self._matching[key] = MatcherNodes()
             self._matching = spread(self._matching)
-        asked.add(met, matcher)
+        matchers.add(matched, matcher)
 
     def completing(self) -> Iterator[None]:
         """Does what is left to do when all have been added, a step at a time."""
-        for asked in self._matching.values():
-            yield from asked.completing()
+        for matchers in self._matching.values():
+            yield from matchers.completing()
 
     def level(self) -> Level:
         """The level, when it is complete."""

@@ -52,7 +52,7 @@ class AdminPort:
     def leave(self) -> list[socket.socket]:
         """The port for the next program. It stays open when this one stops."""
         self._left = True
-        return [each.dup() for each in self._sockets]
+        return [listening_socket.dup() for listening_socket in self._sockets]
 
     async def start(self, tls: TLS | None = None) -> None:
         """Opens the port and answers there.
@@ -62,8 +62,8 @@ class AdminPort:
         """
         inherited, self._sockets = self._sockets, []
         if not self._settings.admin:
-            for each in inherited:
-                each.close()
+            for unused in inherited:
+                unused.close()
             return
         self._sockets = inherited or self._opened()
         if self._sockets:
@@ -95,7 +95,7 @@ class AdminPort:
             await self.stop()
 
     @property
-    def told(self) -> str:
+    def announced(self) -> str:
         """Where it is and for whom, for the announcement; empty if it is not open."""
         if not self._sockets:
             return ""
@@ -109,8 +109,8 @@ class AdminPort:
 
     @property
     def _address(self) -> str:
-        asked = self._settings.admin
-        return ADMIN_ADDRESS_BY_DEFAULT if asked == DEFAULT_ADMIN else asked
+        wanted = self._settings.admin
+        return ADMIN_ADDRESS_BY_DEFAULT if wanted == DEFAULT_ADMIN else wanted
 
     def _opened(self) -> list[socket.socket]:
         try:

@@ -13,7 +13,7 @@ from ratelimit_service.net.listening import check_possible
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.processes.low_priority import NICENESS
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.admin_port import check_tokens
@@ -85,7 +85,9 @@ async def _check(settings: Settings) -> Rules:
     stats, health = Stats(), Health()
     await open_store(settings, stats, health).store.close()
     source = source_of(settings)
-    rules = Rules(source, stats=stats, health=health, strict=settings.strict_rules)
+    rules = Rules(
+        source, stats=stats, health=health, policy=LoadPolicy(strict=settings.strict_rules)
+    )
     rules.load()
     return rules
 

@@ -57,8 +57,8 @@ class Certificates:
     async def watched(self, grpc: _Renew, http: _Renew, admin: _Renew) -> AsyncIterator[None]:
         """Hands changed files to the ports, until it is left."""
         watching = []
-        each = ((self._grpc, grpc), (self._http, http), (self._admin, admin))
-        for renewed, renew in each:
+        ports = ((self._grpc, grpc), (self._http, http), (self._admin, admin))
+        for renewed, renew in ports:
             if renewed is not None:
                 renewed.listen(renew)
                 watching.append(asyncio.create_task(renewed.watch()))

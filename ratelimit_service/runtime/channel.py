@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Final, cast
 
 __all__ = [
-    "BEAT_SECONDS",
+    "HEARTBEAT_SECONDS",
     "Channel",
     "Lost",
     "MessageKind",
@@ -30,7 +30,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 """How often a worker says that it is well."""
 
 _HEAD = struct.Struct(">IB")
@@ -63,7 +63,7 @@ class MessageKind(IntEnum):
     """From a worker: it takes connections from now on."""
     FAILED = 9
     """From a worker that cannot start: why."""
-    BEAT = 10
+    HEARTBEAT = 10
     """From a worker, twice a second and when something has changed: how it is."""
     COUNTS = 11
     """From a worker: what was counted since its last message of this kind."""
@@ -81,9 +81,9 @@ class MessageKind(IntEnum):
     """As DECIDE; before the request stands in JSON who made it, and before this its length."""
     DECISIONS = 18
     """From a worker: decisions for the decision log (`decision_log.packets`)."""
-    ASK = 19
+    QUESTION = 19
     """To a worker: a number, and a question of the admin listener (`service.questions`)."""
-    TOLD = 20
+    ANSWER = 20
     """From a worker: the number of an ASK, and the answer."""
 
 
@@ -197,11 +197,11 @@ class Channel(asyncio.Protocol):
 
 def sockets(descriptors: Sequence[int]) -> list[socket.socket]:
     """The sockets that a former program has left; no process started from here gets them too."""
-    found = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    for each in found:
-        each.set_inheritable(False)
-        each.setblocking(False)
-    return found
+    inherited = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for end in inherited:
+        end.set_inheritable(False)
+        end.setblocking(False)
+    return inherited
 
 
 def send_connection(end: socket.socket, connection: socket.socket) -> None:
@@ -214,13 +214,13 @@ def send_connection(end: socket.socket, connection: socket.socket) -> None:
 
 def receive_connections(end: socket.socket, most: int = sys.maxsize) -> list[socket.socket]:
     """Takes handed-over connections, `most` of them; none if the other end is gone."""
-    found: list[socket.socket] = []
-    while len(found) < most:
+    connections: list[socket.socket] = []
+    while len(connections) < most:
         try:
             data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
         except (BlockingIOError, ConnectionError):
-            return found
+            return connections
         if not data:
-            return found
-        found += [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    return found
+            return connections
+        connections += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    return connections

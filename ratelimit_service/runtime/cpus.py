@@ -51,10 +51,10 @@ def _quota_of(group: Path) -> float | None:
         else:
             quota = (group / "cpu.cfs_quota_us").read_text().strip()
             period = (group / "cpu.cfs_period_us").read_text().strip()
-        found = int(quota) / int(period)
+        cpus = int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):  # there is no such file, or it says `max`
         return None
-    return found if found > 0 else None
+    return cpus if cpus > 0 else None
 
 
 def _groups(root: Path) -> Iterator[Path]:

@@ -28,7 +28,7 @@ async def deciding(
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
     opened = open_store(settings, stats, health)
-    store, board, queues = opened.store, opened.board, opened.queues
+    store, records, queues = opened.store, opened.records, opened.queues
     keeping: asyncio.Task[None] | None = None
     try:
         await store.start()
@@ -36,10 +36,10 @@ async def deciding(
             snapshot, store, settings, stats, note=health.note, known_over=opened.known_over
         )
         service.enqueueing = enqueueing = Enqueueing(queues, stats)
-        history = CallerHistory(service.callers, board) if service.callers is not None else None
+        history = CallerHistory(service.callers, records) if service.callers is not None else None
         if history is not None:
             keeping = asyncio.create_task(history.keep())
-        overrides = Overrides(opened.kept, service.steering, stats)
+        overrides = Overrides(opened.override_store, service.steering, stats)
         async with overrides.followed():
             yield Deciding(
                 settings,
@@ -60,7 +60,7 @@ async def deciding(
                 opened.shard_states,
             )
         await enqueueing.finish()
-        if history is not None and board is not None:
+        if history is not None and records is not None:
             await history.leave()  # for those who ask when this process is gone
     finally:
         if keeping is not None:

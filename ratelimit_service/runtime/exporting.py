@@ -71,11 +71,11 @@ class Exporting:
 
     def inherit(self, former: Mapping[str, Sequence[int]]) -> None:
         """Takes over the ports that a former program of this process has left open."""
-        self._open = {address: sockets(each) for address, each in former.items()}
+        self._open = {address: sockets(descriptors) for address, descriptors in former.items()}
 
     def leave(self) -> dict[str, list[socket.socket]]:
         """The ports for the next program, by address. They stay open when this one stops."""
-        return {address: [each.dup() for each in some] for address, some in self._open.items()}
+        return {address: [port.dup() for port in some] for address, some in self._open.items()}
 
     async def start(self) -> None:
         """Opens ports and begins to send. The log names a port that cannot be opened any more."""

@@ -50,7 +50,7 @@ def become_successor(handover: Handover) -> None:
 
     Signals must be held before, or one might come when nobody handles it.
     """
-    pages = [each for ports in handover.get("pages", {}).values() for each in ports]
+    pages = [page for ports in handover.get("pages", {}).values() for page in ports]
     pages += handover.get("admin", [])
     noted = [handover["noted"]] if "noted" in handover else []
     for descriptor in (*handover["grpc"], *handover["http"], *pages, *noted):

@@ -50,8 +50,8 @@ def check_peer(connection: socket.socket | None, pid: int) -> None:
 def _other_end(connection: socket.socket) -> int | None:
     """The number of the socket at the other end, if it is on this machine."""
     ends = _endpoint(*connection.getpeername()[:2]), _endpoint(*connection.getsockname()[:2])
-    for inode, *found in _connections():
-        if tuple(found) == ends:
+    for inode, *ends_there in _connections():
+        if tuple(ends_there) == ends:
             return inode
     return None
 
@@ -62,10 +62,10 @@ def _connections() -> Iterator[tuple[int, _Endpoint, _Endpoint]]:
         if table.exists():
             for line in table.read_text().splitlines()[1:]:
                 words = line.split()
-                yield int(words[9]), _told(words[1]), _told(words[2])
+                yield int(words[9]), _parsed(words[1]), _parsed(words[2])
 
 
-def _told(text: str) -> _Endpoint:
+def _parsed(text: str) -> _Endpoint:
     """An end as the kernel writes it, with the address's words in the machine's byte order."""
     host, _, port = text.partition(":")
     words = struct.unpack(f">{len(host) // 8}I", bytes.fromhex(host))
@@ -85,12 +85,12 @@ def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 def _sockets_of(pid: int) -> set[int]:
     """The numbers of the sockets that a process holds."""
-    found = set()
+    inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             kind, _, number = str(link.readlink()).partition(":[")
         except FileNotFoundError:  # it was closed meanwhile
             continue
         if kind == "socket":
-            found.add(int(number.rstrip("]")))
-    return found
+            inodes.add(int(number.rstrip("]")))
+    return inodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from time import thread_time_ns
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ try:
 except ImportError:  # not built for this platform: asyncio's own loop does as well, only slower
     uvloop = None  # type: ignore[assignment]
 
-__all__ = ["collect", "raise_file_limit", "run", "spare_the_old"]
+__all__ = ["AT_ONCE", "Tasks", "collect", "raise_file_limit", "run", "spare_the_old"]
 
 _COLLECT_SECONDS = 0.01
 
@@ -26,7 +26,7 @@ _OLD_EVERY = 250
 """After so many steps of ten milliseconds objects are collected that have outlived a collection of
 young ones, and those that have outlived that, too."""
 
-_AT_ONCE = 4_500
+AT_ONCE = 4_500
 """The most objects looked at in a collection of others than the young: some three milliseconds."""
 
 _QUIET_NS = 500_000
@@ -35,6 +35,32 @@ _QUIET_STEPS = 4
 the next collection comes so many steps later: to wake up for it costs more than it frees."""
 
 _T = TypeVar("_T")
+
+
+class Tasks:
+    """Work that goes on while nobody waits for it."""
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        """`failed` is called with what one has raised."""
+        self._failed = failed
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begins one; the loop itself would not keep it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def cancel(self) -> None:
+        """Ends all that are not done."""
+        for task in self._running:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._failed(error)
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
@@ -61,7 +87,7 @@ def collect() -> None:
     The hot path makes no cycles, but foreign code makes some. Most of them are garbage soon; those
     of a slow connection are later. So objects that outlive a collection are looked at again ten
     times a second, and those that outlive that every 2.5 seconds. But that is done only if they are
-    `_AT_ONCE` objects at most.
+    `AT_ONCE` objects at most.
 
     Sometimes more objects were made to stay, such as plans for thousands of new keys a second.
     These are set aside without a look: to count them costs little. They are in no cycle, so they go
@@ -99,7 +125,7 @@ class _Collector:
         elif self._step >= self._middle_at:
             self._middle_at = self._step + _MIDDLE_EVERY
             shared_scheduler().begin(partial(self._collect_older, 1))
-        elif self._counts and _count(0, 1) > _AT_ONCE:
+        elif self._counts and _count(0, 1) > AT_ONCE:
             self._set_aside()
         before_ns, self._used_ns = self._used_ns, thread_time_ns()
         steps = _QUIET_STEPS if self._used_ns - before_ns < _QUIET_NS else 1
@@ -109,9 +135,9 @@ class _Collector:
     def _collect_older(self, generation: int) -> None:
         younger = _count(0, 1)
         self._most_old += younger
-        if self._most_old > _AT_ONCE:  # of those before, some may be gone again
+        if self._most_old > AT_ONCE:  # of those before, some may be gone again
             self._most_old = younger + _count(2)
-        if self._most_old > _AT_ONCE:
+        if self._most_old > AT_ONCE:
             self._set_aside()
         else:
             gc.collect(generation)
@@ -122,7 +148,7 @@ class _Collector:
 
 
 def _count(*generations: int) -> int:
-    return sum(len(gc.get_objects(generation=each)) for each in generations)
+    return sum(len(gc.get_objects(generation=generation)) for generation in generations)
 
 
 def raise_file_limit() -> None:

@@ -52,7 +52,7 @@ def restart(http: str, timeout_us: int, *, tls: bool = False) -> Iterator[str]:
     or it cannot or does not restart.
     """
     with closing(_connection(http, tls=tls)) as connection:
-        before = _asked(http, connection)
+        before = _processes_of(http, connection)
         if why := before.get("cannot_restart"):
             raise RateLimitError(f"the service at {http} does not restart: {why}")
         if before["restarting"]:
@@ -63,19 +63,19 @@ def restart(http: str, timeout_us: int, *, tls: bool = False) -> Iterator[str]:
 
 
 def _followed(http: str, tls: bool, before: _Processes, until: float) -> Iterator[str]:
-    told = {worker["pid"] for worker in before["workers"]}
+    reported = {worker["pid"] for worker in before["workers"]}
     begun = False
     while time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
         try:
             with closing(_connection(http, tls=tls)) as connection:
-                now = _asked(http, connection)
+                now = _processes_of(http, connection)
         except RateLimitError:  # nobody answers for a moment
             continue
         begun = begun or now["restarting"]
         for worker in now["workers"]:
-            if now["restarts"] == before["restarts"] and worker["pid"] not in told:
-                told.add(worker["pid"])
+            if now["restarts"] == before["restarts"] and worker["pid"] not in reported:
+                reported.add(worker["pid"])
                 yield f"worker {worker['worker']}: process {worker['pid']}"
         if begun and not now["restarting"]:
             if now["restart_error"]:
@@ -96,11 +96,11 @@ def _connection(http: str, *, tls: bool) -> HTTPConnection:
     return HTTPSConnection(host, port, timeout=_ANSWER_SECONDS, context=context)
 
 
-def _asked(http: str, connection: HTTPConnection) -> _Processes:
+def _processes_of(http: str, connection: HTTPConnection) -> _Processes:
     """What the service says of its processes."""
     try:
         connection.request("GET", "/processes")
-        said = json.loads(connection.getresponse().read(_MOST_BYTES))
+        answer = json.loads(connection.getresponse().read(_MOST_BYTES))
     except OSError as error:
         raise RateLimitError(
             f"no service answers at {http}: {reason(error)}; name its HTTP port with --http, and "
@@ -108,9 +108,9 @@ def _asked(http: str, connection: HTTPConnection) -> _Processes:
         ) from error
     except (HTTPException, ValueError) as error:
         raise RateLimitError(_OTHER.format(http=http)) from error
-    if not _is_whole(said):
+    if not _is_whole(answer):
         raise RateLimitError(_OTHER.format(http=http))
-    processes: _Processes = said
+    processes: _Processes = answer
     return processes
 
 
@@ -120,15 +120,15 @@ _OTHER = (
 )
 
 
-def _is_whole(said: object) -> bool:
+def _is_whole(answer: object) -> bool:
     """Whether that is what a service says."""
-    if not isinstance(said, dict) or type(said.get("pid")) is not int:
+    if not isinstance(answer, dict) or type(answer.get("pid")) is not int:
         return False
-    workers = said.get("workers")
+    workers = answer.get("workers")
     if not isinstance(workers, list):
         return False
     fits = all(
         isinstance(worker, dict) and {"worker", "pid"} <= worker.keys() for worker in workers
     )
     rest = {"version", "restarts", "restarting", "restart_error"}
-    return fits and rest <= said.keys()
+    return fits and rest <= answer.keys()

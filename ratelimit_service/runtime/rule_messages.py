@@ -28,7 +28,7 @@ class RuleMessages:
 
     def __init__(self) -> None:
         self.messages: list[TypedMessage] = []
-        self._told: Mapping[str, Domain] = {}
+        self._sent: Mapping[str, Domain] = {}
         """The rules that workers have when they have taken these messages."""
         self._whole_bytes = 0
         """How much of the messages are all rules, before any change."""
@@ -42,7 +42,7 @@ class RuleMessages:
         size = sum(len(part) for _, part in self.messages)
         whole = not self.messages or size > _MOST_CHANGES * self._whole_bytes
         rules = []
-        for part in packed(snapshot.domains.values(), {} if whole else self._told):
+        for part in packed(snapshot.domains.values(), {} if whole else self._sent):
             rules.append((MessageKind.RULES, part))
             await asyncio.sleep(0)
         end = {"unserved": sorted(snapshot.unserved), "emptied": snapshot.emptied}
@@ -54,5 +54,5 @@ class RuleMessages:
             self.messages = []
             self._whole_bytes = sum(len(part) for _, part in rules)
         self.messages += rules
-        self._told = snapshot.domains
+        self._sent = snapshot.domains
         return rules

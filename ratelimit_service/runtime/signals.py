@@ -9,7 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-__all__ = ["NOT_FOR_WORKERS", "RELOAD", "RESTART", "Signals", "hold_signals", "told_to_end"]
+__all__ = ["NOT_FOR_WORKERS", "RELOAD", "RESTART", "Signals", "end_requested", "hold_signals"]
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def hold_signals() -> int:
     """Keeps signals back until `Signals` handles them, also in a new program image.
 
     Only this thread can hold them back. The system may give one to any other thread, and it would
-    be lost with this image. So those are noted. Returns a descriptor for `told_to_end`, which the
+    be lost with this image. So those are noted. Returns a descriptor for `end_requested`, which the
     next image has to inherit.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
@@ -43,7 +43,7 @@ def hold_signals() -> int:
     return noted
 
 
-def told_to_end(noted: int) -> bool:
+def end_requested(noted: int) -> bool:
     """Whether a signal to end is among those that were noted; closes the descriptor."""
     with os.fdopen(noted, "rb", buffering=0) as notes:
         os.set_blocking(noted, False)
@@ -58,7 +58,7 @@ class Signals:
     ) -> None:
         """Takes the process's signals over. `force` is called before the process ends at once."""
         self._ended = asyncio.Event()
-        self._told_to_end_at = 0.0
+        self._end_requested_at = 0.0
         self._force = force
         self._tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
@@ -77,14 +77,14 @@ class Signals:
         loop = asyncio.get_running_loop()
         waits = [loop.create_task(other), loop.create_task(self._wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for each in waits:
-            each.cancel()
+        for task in waits:
+            task.cancel()
 
     async def _wait(self) -> None:
         await self._ended.wait()
 
     @property
-    def told_to_end(self) -> bool:
+    def end_requested(self) -> bool:
         """Whether the process was told to end."""
         return self._ended.is_set()
 
@@ -93,8 +93,8 @@ class Signals:
         now = asyncio.get_running_loop().time()
         if not self._ended.is_set():
             self._ended.set()
-            self._told_to_end_at = now
-        elif now - self._told_to_end_at > _ONE_WISH_SECONDS:
+            self._end_requested_at = now
+        elif now - self._end_requested_at > _ONE_WISH_SECONDS:
             self._force()
             os._exit(1)
 

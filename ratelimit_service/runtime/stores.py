@@ -33,10 +33,9 @@ class Opened(NamedTuple):
 
     `live_counters` is how many counters this process has in memory, None if they are elsewhere.
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
-    stand, `forget` lets them start again from nothing. Overrides are `kept` there. On the `board`
-    processes leave records for each other. Rules have `queues` there for denied requests.
-    `shard_states` says how the store's servers stand, if it has any. `known_over` says who is over
-    without counting.
+    stand, `forget` lets them start again from nothing. Processes leave `records` there for each
+    other. Rules have `queues` there for denied requests. `shard_states` says how the store's
+    servers stand, if it has any. `known_over` says who is over without counting.
     """
 
     store: Store
@@ -44,8 +43,8 @@ class Opened(NamedTuple):
     shard_of: Callable[[Hit], str]
     look_at: LookAt
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
-    kept: KeptOverrides
-    board: Board | None = None
+    override_store: KeptOverrides
+    records: Board | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
     known_over: KnownOver = unknown
@@ -61,14 +60,14 @@ def _in_memory(settings: Settings, stats: Stats, health: Health) -> Opened:
     if settings.second_store:
         raise SettingsError("--second-store needs a --store in Redis")
     memory = MemoryStore(settings.max_counters, stats, health)
-    kept = OverridesInMemory(settings.overrides_file)
+    overrides = OverridesInMemory(settings.overrides_file)
     return Opened(
         memory,
         memory.__len__,
         lambda _: "",
         memory.look,
         memory.forget,
-        kept,
+        overrides,
         known_over=memory.known_over,
     )
 
@@ -86,7 +85,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         second_url=settings.second_store,
         key_prefix=settings.key_prefix,
     )
-    kept, board = OverridesInRedis(store, health), RedisBoard(store)
+    overrides, records = OverridesInRedis(store, health), RedisBoard(store)
     queues = RedisQueues(store, settings.queue_length)
     look, states = store.look, store.shard_states
     behind: Store = store
@@ -102,8 +101,8 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         store.shard_of,
         look,
         store.forget,
-        kept,
-        board,
+        overrides,
+        records,
         queues,
         states,
         advances.known_over,

@@ -12,21 +12,21 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 
 from ratelimit_service import __version__, compiled
 from ratelimit_service.decision_log.process import LogProcess
 from ratelimit_service.errors import RateLimitError, RulesError, TransportError
-from ratelimit_service.http import HttpPort, Operating
+from ratelimit_service.http import HttpPort, Operating, Shown
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.net import listening
-from ratelimit_service.net.accepting import Acceptor, ConnectionLimiter
+from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health, Phase
-from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.processes.low_priority import aside
 from ratelimit_service.rule_lab.comparison import difference
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.source import Left
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
@@ -35,28 +35,25 @@ from ratelimit_service.runtime.admin_port import AdminPort, check_admin_free
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
+from ratelimit_service.runtime.connections import Connections
 from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.process import collect, spare_the_old
-from ratelimit_service.runtime.signals import Signals, hold_signals, log, told_to_end
+from ratelimit_service.runtime.signals import Signals, end_requested, hold_signals, log
 from ratelimit_service.runtime.sole_worker import (
     cannot_restart,
     keeps_counters,
     why_one_worker,
 )
 from ratelimit_service.runtime.stores import open_store
-from ratelimit_service.runtime.workers import Counts, Workers
+from ratelimit_service.runtime.workers import Counts, Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
-from ratelimit_service.text.display import count
 
 __all__ = ["supervise"]
 
 _CHECK_SECONDS = 60.0
-_LOG_EVERY_US = 10_000_000
-"""The log tells at most so often of connections that no worker took."""
-
 _AGAIN_SECONDS = 1.0
 """After this the rules are read again that could not be read in a restart."""
 
@@ -74,11 +71,22 @@ async def supervise(settings: Settings, count: int, inherited: int | None) -> in
     return await supervisor.run(former)
 
 
+@dataclass(slots=True)
+class _Restart:
+    """What has come of restarts."""
+
+    count: int = 0
+    under_way: bool = False
+    error: str = ""
+    """Why the last one has failed; empty if it has not."""
+    task: asyncio.Task[None] | None = None
+    """The one that a worker of another version has begun."""
+
+
 class _Supervisor:
     """The parts, and the way from one state to the next."""
 
     def __init__(self, settings: Settings, count: int) -> None:
-        self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._count = count
         self._stats, self._health = Stats(), Health()
@@ -87,33 +95,33 @@ class _Supervisor:
             source_of(settings),
             stats=self._stats,
             health=self._health,
-            strict=settings.strict_rules,
+            policy=LoadPolicy(
+                strict=settings.strict_rules,
+                waits=not settings.start_without_rules,
+                needed=settings.healthy_with_rules,
+            ),
             reloaded=self._rules_changed,
             difference=difference,
-            waits=not settings.start_without_rules,
-            needed=settings.healthy_with_rules,
         )
-        self._limiter = ConnectionLimiter(
-            settings.max_connections, settings.max_connections_per_peer
-        )
+        limiter = ConnectionLimiter(settings.max_connections, settings.max_connections_per_peer)
         self._otlp = Otlp(settings)
         self._decision_log = LogProcess(settings, self._stats, self._health)
         self._workers = Workers(
             settings,
             count,
-            self._stats,
-            self._health,
-            self._rules.book,
-            self._limiter,
-            self._workers_changed,
-            self._other_version,
+            Totals(self._stats, self._health, self._rules.book),
+            limiter,
+            Listeners(
+                self._workers_changed,
+                self._other_version,
+                self._otlp.send_spans,
+                self._decision_log.take,
+            ),
             self._certificates.grpc,
-            self._otlp.send_spans,
-            self._decision_log.take,
         )
-        self._grpc: list[socket.socket] = []
+        self._grpc = Connections(self._workers.give, limiter, self._stats)
         self._http: list[socket.socket] = []
-        self._sources = Sources(
+        sources = Sources(
             self._stats,
             self._health,
             lambda: self._rules.snapshot,
@@ -121,7 +129,7 @@ class _Supervisor:
             workers=self._workers.figures,
             loaded=lambda: self._rules.loaded,
         )
-        self._http_port = self._new_http_port()
+        self._http_port = self._new_http_port(sources)
         self._admin = AdminPort(
             Operating(
                 settings,
@@ -129,43 +137,36 @@ class _Supervisor:
                 self._stats,
                 self._health,
                 self._workers,
-                self._sources,
+                sources,
                 self._workers.collect,
-                self._told,
+                self._processes,
                 self._rules.problems,
             )
         )
         self._exporting = Exporting(
             settings,
-            self._sources,
+            sources,
             lambda: self._rules.snapshot,
             self._stats.http_closed,
             self._workers.collect,
             self._otlp,
         )
-        self._acceptor: Acceptor | None = None
-        self._dropped = LogThrottle(_LOG_EVERY_US)
-        """Connections that no worker took."""
         self._follows = False
-        self._restarts = 0
-        self._restarting = False
-        self._restart_error = ""
-        self._restarting_into: asyncio.Task[None] | None = None
-        """The restart that a worker of another version has begun."""
+        self._restart = _Restart()
         self._stays = asyncio.Event()
         """Not set once the next image of the program is about to take over: that one does what is
         left."""
         self._stays.set()
-        self._signals = Signals(self._rules.reload, self._asked_to_restart, self._workers.kill)
+        self._signals = Signals(self._rules.reload, self._on_restart_signal, self._workers.kill)
 
     async def run(self, former: Handover | None) -> int:
         """Serves until a signal ends it; returns the exit code."""
-        if former is not None and _told_to_end(former):
+        if former is not None and _end_was_requested(former):
             self._signals.end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._otlp.running())
             await stack.enter_async_context(self._decision_log.running())
-            stack.callback(self._close_grpc)
+            stack.callback(self._grpc.close)
             if former is not None:
                 await self._resume(former, stack)
             elif not await self._start(stack):
@@ -180,7 +181,9 @@ class _Supervisor:
             self._workers_changed()
             replacing = None
             if former is None:
-                grpc_port = listening.port_of(self._grpc) if self._grpc else self._workers.port
+                grpc_port = (
+                    listening.port_of(self._grpc.port) if self._grpc.port else self._workers.port
+                )
                 http_port = listening.port_of(self._http)
                 count = 0 if why_one_worker(self._settings) else self._count
                 announce(
@@ -189,10 +192,10 @@ class _Supervisor:
                     grpc_port,
                     http_port,
                     count,
-                    self._admin.told,
+                    self._admin.announced,
                 )
             else:
-                replacing = self._loop.create_task(self._replace_workers())
+                replacing = asyncio.create_task(self._replace_workers())
             await self._signals.ended()
             await self._stays.wait()
 
@@ -200,7 +203,7 @@ class _Supervisor:
             self._health.enter(Phase.DRAINING)
             if replacing is not None:
                 replacing.cancel()
-            self._close_grpc()
+            self._grpc.close()
             await self._workers.stop(self._settings.grace_us)
         log.info("stopped")
         return 0
@@ -223,7 +226,7 @@ class _Supervisor:
             await self._serve_http(stack)
             await self._follow_changes(stack)
             await self._signals.or_ended(self._rules.begin())
-            if self._signals.told_to_end:
+            if self._signals.end_requested:
                 return False
         if not (self._settings.workers or why_one_worker(self._settings)):
             number, why = self._count, usable_cpus().why
@@ -233,13 +236,13 @@ class _Supervisor:
         try:
             await self._workers.start()
         except RateLimitError:
-            if self._signals.told_to_end:  # and so were they, as by systemd
+            if self._signals.end_requested:  # and so were they, as by systemd
                 return False
             raise
         try:
             self._http = self._http or listening.listen(self._settings.http, "HTTP")
             if self._settings.transport == "h2":  # grpcio's worker opens its port itself
-                self._grpc = listening.listen(self._settings.grpc, "gRPC")
+                self._grpc.port = listening.listen(self._settings.grpc, "gRPC")
         except TransportError:
             self._workers.kill()
             raise
@@ -259,14 +262,14 @@ class _Supervisor:
         await stack.enter_async_context(watched(self._rules))
         await stack.enter_async_context(
             self._certificates.watched(
-                self._workers.tell_tls, self._http_port.renew, self._admin.renew
+                self._workers.send_tls, self._http_port.renew, self._admin.renew
             )
         )
 
     async def _resume(self, former: Handover, stack: AsyncExitStack) -> None:
         """Goes on where the former image of this process stopped, with connections first."""
-        self._restarting, self._restarts = True, former["restarts"]
-        self._http, self._grpc = map(sockets, (former["http"], former["grpc"]))
+        self._restart = _Restart(former["restarts"], under_way=True)
+        self._http, self._grpc.port = sockets(former["http"]), sockets(former["grpc"])
         self._exporting.inherit(former.get("pages", {}))
         self._admin.inherit(former.get("admin", []))
         await self._workers.adopt(former["workers"])
@@ -276,83 +279,56 @@ class _Supervisor:
 
     async def _load_rules(self, former: Left | None, stack: AsyncExitStack) -> None:
         """Loads the rules in a restart; until it succeeds workers go on with those they have."""
-        said = ""
+        logged = ""
         while True:
             try:
                 return await self._rules.load_aside(former)
             except RulesError as error:  # they were good when the restart was checked
-                if said != str(error):
-                    said = str(error)
-                    log.error("workers go on with the rules that they have: %s", said)
+                if logged != str(error):
+                    logged = str(error)
+                    log.error("workers go on with the rules that they have: %s", logged)
             self._health.enter(Phase.SERVING)
             await self._serve_http(stack)
             await self._signals.or_ended(asyncio.sleep(_AGAIN_SECONDS))
-            if self._signals.told_to_end:
+            if self._signals.end_requested:
                 return None
 
     async def _rules_changed(self) -> None:
-        await self._workers.tell_rules()
+        await self._workers.send_rules()
 
     # Connections
 
     def _workers_changed(self) -> None:
         """Accepts connections as long as there is somebody to give them to."""
         if not self._workers.serving:
-            self._stop_accepting()
-        elif self._grpc and self._stays.is_set() and self._health.phase is not Phase.DRAINING:
-            if self._acceptor is None:
-                self._acceptor = Acceptor(self._loop, self._grpc, self._accepted, self._no_files)
-            self._acceptor.start()
-
-    def _stop_accepting(self) -> None:
-        if self._acceptor is not None:
-            self._acceptor.stop()
-
-    def _accepted(self, connection: socket.socket, peer: str) -> None:
-        with connection:
-            refused = self._limiter.admit(peer)
-            if refused:
-                self._stats.refused_connections[refused] += 1
-            elif not self._workers.give(connection, peer):
-                self._limiter.leave(peer)
-                self._stats.refused_connections["no_worker"] += 1
-                if dropped := self._dropped.take():
-                    log.warning("%s dropped: no worker took it", count(dropped, "connection"))
-
-    def _no_files(self) -> None:
-        self._stats.refused_connections["no_files"] += 1
-
-    def _close_grpc(self) -> None:
-        self._stop_accepting()
-        listening.unlink(self._grpc)
-        for each in self._grpc:
-            each.close()
-        self._grpc = []
+            self._grpc.pause()
+        elif self._grpc.port and self._stays.is_set() and self._health.phase is not Phase.DRAINING:
+            self._grpc.accept()
 
     # Restarting
 
-    async def _asked_to_restart(self) -> None:
+    async def _on_restart_signal(self) -> None:
         if why := cannot_restart(self._settings):
             log.warning("not restarted: %s", why)
         else:
-            await self._restart()
+            await self._begin_restart()
 
-    async def _restart(self) -> None:
+    async def _begin_restart(self) -> None:
         """Goes on as the program that is installed now, and replaces all workers.
 
         Nothing changes if that program could not start.
         """
-        if self._restarting or self._health.phase is not Phase.SERVING:
+        if self._restart.under_way or self._health.phase is not Phase.SERVING:
             log.warning("not restarted: it is just starting, restarting or ending")
             return
-        self._restarting = True
+        self._restart.under_way = True
         command = [*handover.successor_command(), "--check"]
         why = await asyncio.to_thread(aside, partial(_why_not, command))
-        if self._signals.told_to_end:
+        if self._signals.end_requested:
             return
         if why:
             self._restart_failed(why)
-            self._restarting = False
+            self._restart.under_way = False
             return
         self._stays.clear()
         try:
@@ -361,16 +337,16 @@ class _Supervisor:
             # Ports are closed and workers are not heard any more: this image cannot go on.
             bug = None if isinstance(error, RateLimitError) else error
             log.critical("not restarted, so the service ends: %s", error, exc_info=bug)
-            listening.unlink(self._grpc)
+            listening.unlink(self._grpc.port)
             os._exit(1)  # workers see it, and finish what they have
 
     async def _hand_over(self) -> None:
         """Leaves all to the next image; does not return."""
-        listeners = [each.dup() for each in self._http]  # the port closes those that it has
+        listeners = [listener.dup() for listener in self._http]  # the port closes those that it has
         pages, admin = self._exporting.leave(), self._admin.leave()
         await self._http_port.close()
         await self._admin.stop()  # while workers still answer its questions
-        self._stop_accepting()
+        self._grpc.pause()
         log.info("restarting")
         workers = await self._workers.hand_over()
         noted = hold_signals()  # from here on they are the next image's
@@ -383,17 +359,18 @@ class _Supervisor:
         self._rules.end()
         handover.become_successor(
             Handover(
-                grpc=[each.fileno() for each in self._grpc],
-                http=[each.fileno() for each in listeners],
+                grpc=[listener.fileno() for listener in self._grpc.port],
+                http=[listener.fileno() for listener in listeners],
                 pages={
-                    address: [each.fileno() for each in some] for address, some in pages.items()
+                    address: [listener.fileno() for listener in some]
+                    for address, some in pages.items()
                 },
-                admin=[each.fileno() for each in admin],
+                admin=[listener.fileno() for listener in admin],
                 workers=workers,
                 counts=counts,
                 rules=None if rules is None else dict(rules),
-                restarts=self._restarts,
-                ended=self._signals.told_to_end,
+                restarts=self._restart.count,
+                ended=self._signals.end_requested,
                 noted=noted,
             )
         )
@@ -410,24 +387,24 @@ class _Supervisor:
         else:
             log.info("restarted: version %s", __version__)
             self._stats.restarts["success"] += 1
-            self._restart_error = ""
-        self._restarts += 1
-        self._restarting = False
+            self._restart.error = ""
+        self._restart.count += 1
+        self._restart.under_way = False
 
     def _restart_failed(self, why: str) -> None:
         log.error("not restarted: %s", why)
         self._stats.restarts["error"] += 1
-        self._restart_error = why
+        self._restart.error = why
 
     def _other_version(self, version: str) -> None:
-        if not self._restarting:
+        if not self._restart.under_way:
             log.warning("version %s is installed now: restarting into it", version)
-            self._restarting_into = self._loop.create_task(self._restart())
+            self._restart.task = asyncio.create_task(self._begin_restart())
 
     # HTTP
 
-    def _new_http_port(self) -> HttpPort:
-        metrics = Metrics(self._sources)
+    def _new_http_port(self, sources: Sources) -> HttpPort:
+        metrics = Metrics(sources)
 
         def render(accept: str) -> tuple[str, AsyncIterator[bytes]]:
             content_type, pages = metrics.render(accept)
@@ -438,9 +415,7 @@ class _Supervisor:
             self._workers.decide,
             self._health,
             self._stats,
-            lambda: self._rules.snapshot,
-            render,
-            self._told,
+            Shown(lambda: self._rules.snapshot, render, self._processes),
         )
 
     async def _collected(self, pages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -449,22 +424,22 @@ class _Supervisor:
         async for page in pages:
             yield page
 
-    def _told(self) -> object:
+    def _processes(self) -> object:
         return {
             "pid": os.getpid(),
             "version": __version__,
             "compiled": compiled(),
-            "restarts": self._restarts,
-            "restarting": self._restarting,
-            "restart_error": self._restart_error,
+            "restarts": self._restart.count,
+            "restarting": self._restart.under_way,
+            "restart_error": self._restart.error,
             "cannot_restart": cannot_restart(self._settings),
-            "workers": self._workers.told(),
+            "workers": self._workers.described(),
         }
 
 
-def _told_to_end(former: Handover) -> bool:
+def _end_was_requested(former: Handover) -> bool:
     """Whether the service was told to end while its former image was handing over."""
-    since = "noted" in former and told_to_end(former["noted"])
+    since = "noted" in former and end_requested(former["noted"])
     return since or former["ended"]
 
 
@@ -485,5 +460,5 @@ def _why_not(command: list[str]) -> str:
         return f"{command[0]} cannot be started: {error.strerror}"
     if done.returncode == 0:
         return ""
-    said = done.stderr.strip().splitlines()
-    return said[-1].removeprefix("ratelimit: ") if said else f"exit code {done.returncode}"
+    lines = done.stderr.strip().splitlines()
+    return lines[-1].removeprefix("ratelimit: ") if lines else f"exit code {done.returncode}"

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ratelimit_service import __version__
 from ratelimit_service.decision_log.queue import DecisionQueue
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.eventloop.slices import pause, stand_in_line, stepwise
-from ratelimit_service.grpc.h2 import H2Server
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.net.accepting import ACCEPTED_AT_ONCE
 from ratelimit_service.observability.health import Health, Phase
@@ -35,13 +35,13 @@ from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.channel import (
-    BEAT_SECONDS,
+    HEARTBEAT_SECONDS,
     Channel,
     MessageKind,
     receive_connections,
 )
 from ratelimit_service.runtime.deciding import deciding
-from ratelimit_service.runtime.process import collect, run, spare_the_old
+from ratelimit_service.runtime.process import Tasks, collect, run, spare_the_old
 from ratelimit_service.service import CallOrigin, Refusal, Service
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
@@ -60,7 +60,7 @@ _REPORT_SECONDS = 5.0
 _MOST_DECISIONS_WAITING = 1 << 20
 """Bytes of decisions and reports that may wait for the supervisor."""
 
-_TOLD_SECONDS = 0.01
+_HEARTBEAT_DELAY_SECONDS = 0.01
 """How long a change of our state may wait for others. When hundreds of connections come or go, each
 round of the loop changes it, and to tell of it costs both processes more than a connection does."""
 
@@ -106,29 +106,25 @@ class _Worker:
         self._parts: asyncio.Queue[bytes | _RulesEnd] = asyncio.Queue()
         self._ruled: asyncio.Future[None] = self._loop.create_future()
         """Is done once there are rules to serve with."""
-        self._told: asyncio.Future[tuple[Phase, int]] = self._loop.create_future()
+        self._ending: asyncio.Future[tuple[Phase, int]] = self._loop.create_future()
         """How to end, and how long it may take."""
         self._deciding: Deciding | None = None
-        self._flush_decisions: Callable[[], None] = _nothing
-        """Sends the decisions for the log that still wait."""
         self._server: H2Server | GrpcioServer | None = None
-        self._h2: H2Server | None = None
-        """The server, if it can be given connections."""
         self._tls: TLS | None = None
-        self._asked = False
+        self._sigterm_seen = False
         """Whether we were told to end, and not by the supervisor."""
         self._taken = 0
         self._gone: list[int] = []
         """Connections that have ended since our last beat. Their numbers are by the order in which
         they were handed over."""
-        self._telling = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._heartbeat_due = False
+        self._tasks = Tasks(_fail)
 
     async def work(self, messages: socket.socket) -> int:
         """Works until it is told to end; returns the exit code."""
         self._channel = await Channel.open(messages, self._received, self._lost)
         self._channel.send_json(MessageKind.HELLO, {"version": __version__})
-        await _first(self._settled, self._told)
+        await _first(self._settled, self._ending)
         if not self._settled.done():
             return 0
         number, settings = self._settled.result()
@@ -142,9 +138,9 @@ class _Worker:
         return 0
 
     async def _serve(self, settings: Settings) -> None:
-        self._do(self._take_rules())
-        await _first(self._ruled, self._told)
-        if self._told.done():
+        self._tasks.start(self._take_rules())
+        await _first(self._ruled, self._ending)
+        if self._ending.done():
             return
         spare_the_old()
         async with AsyncExitStack() as stack:
@@ -157,23 +153,26 @@ class _Worker:
                 spans = Spans(settings, send, here.shard_of)
                 here.service.telling.tracer = spans
                 stack.callback(spans.flush)
+            queue = None
             if settings.decision_log:
                 queue = DecisionQueue(settings, self._stats, self._send_decisions, here.shard_of)
                 here.service.telling.add(queue)
-                self._flush_decisions = queue.flush
             self._server = server = self._new_server(settings, here.service)
             port = await server.start() if settings.transport == "grpcio" else 0
-            self._health.listen(self._tell_soon)
-            self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end, settings.grace_us)
+            self._health.listen(self._send_heartbeat_soon)
+            self._loop.add_signal_handler(signal.SIGTERM, self._on_sigterm, settings.grace_us)
             collect()
             self._health.enter(Phase.SERVING)
             self._loop.add_reader(
                 self._connections.fileno(), self._take_connections, ACCEPTED_AT_ONCE
             )
-            self._tell()  # faults are known before it serves
+            self._send_heartbeat()  # faults are known before it serves
             self._channel.send(MessageKind.READY, b"%d" % port)
-            beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
-            phase, grace_us = await self._told
+            beating = [
+                self._loop.create_task(self._keep_beating()),
+                self._loop.create_task(self._keep_reporting()),
+            ]
+            phase, grace_us = await self._ending
             while self._take_connections(ACCEPTED_AT_ONCE):  # those that were handed over before
                 await pause()
             self._loop.remove_reader(self._connections.fileno())
@@ -184,7 +183,8 @@ class _Worker:
                 task.cancel()
             if here.service.enqueueing is not None:
                 await here.service.enqueueing.finish()
-            self._flush_decisions()  # before the last report, which says what was dropped of it
+            if queue is not None:
+                queue.flush()  # before the last report, which says what was dropped of it
             await self._report()
         await self._channel.flushed()
 
@@ -202,17 +202,16 @@ class _Worker:
                 self._tls,
                 reflection=not settings.no_reflection,
             )
-        self._h2 = H2Server(
+        return H2Server(
             settings.grpc,
             service,
             self._health,
             settings.max_connection_age_us,
             self._tls,
-            self._tell_soon,
+            self._send_heartbeat_soon,
             stats=self._stats,
             reflection=not settings.no_reflection,
         )
-        return self._h2
 
     def _live_counters(self) -> int:
         count = self._deciding.live_counters if self._deciding is not None else None
@@ -233,54 +232,56 @@ class _Worker:
             how = json.loads(payload)
             self._end(Phase.DRAINING if how["draining"] else Phase.LEAVING, how["grace_us"])
         elif kind == MessageKind.REPORT:
-            self._do(self._report(payload))
+            self._tasks.start(self._report(payload))
         elif kind == MessageKind.DECIDE:
-            self._do(self._decide(payload[:4], payload[4:]))
-        elif kind == MessageKind.ASK:
-            self._do(self._tell_answer(payload[:4], payload[4:]))
+            self._tasks.start(self._decide(payload[:4], payload[4:]))
+        elif kind == MessageKind.QUESTION:
+            self._tasks.start(self._answer(payload[:4], payload[4:]))
         elif kind == MessageKind.DECIDE_FOR:
             number, size = payload[:4], int.from_bytes(payload[4:8], "big")
-            peer, told = json.loads(payload[8 : 8 + size])
-            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told]
-            self._do(self._decide(number, payload[8 + size :], [CallOrigin(peer, headers)]))
+            peer, pairs = json.loads(payload[8 : 8 + size])
+            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+            self._tasks.start(
+                self._decide(number, payload[8 + size :], [CallOrigin(peer, headers)])
+            )
 
     def _renew(self, tls: TLS | None) -> None:
         self._tls = tls
         if self._server is not None and tls is not None:
-            self._do(self._server.renew(tls))
+            self._tasks.start(self._server.renew(tls))
 
     def _lost(self) -> None:
         """Ends, because the supervisor is gone: nobody else would give us connections."""
-        if not self._told.done():
+        if not self._ending.done():
             log.error("the supervisor is gone: this worker ends")
         settings = self._settled.result()[1] if self._settled.done() else Settings()
         self._end(Phase.DRAINING, settings.grace_us)
 
-    def _asked_to_end(self, grace_us: int) -> None:
+    def _on_sigterm(self, grace_us: int) -> None:
         """Handles SIGTERM. The supervisor knows if it was for us alone, and says when to end.
 
         We then end once another worker serves in our place, however long it takes to start. A
         second SIGTERM does not wait for that.
         """
-        if self._asked:
+        if self._sigterm_seen:
             self._end(Phase.LEAVING, grace_us)
-        self._asked = True
+        self._sigterm_seen = True
         self._channel.send(MessageKind.LEAVING)
 
     def _end(self, phase: Phase, grace_us: int) -> None:
-        if not self._told.done():
-            self._told.set_result((phase, grace_us))
+        if not self._ending.done():
+            self._ending.set_result((phase, grace_us))
 
     def _take_connections(self, most: int) -> int:
         """Takes connections that were handed over; returns how many."""
-        server = self._h2
-        found = receive_connections(self._connections, most)
-        for connection in found:
+        server = self._server if isinstance(self._server, H2Server) else None
+        connections = receive_connections(self._connections, most)
+        for connection in connections:
             self._taken += 1
             if server is not None:
                 server.adopt(connection, partial(self._gone.append, self._taken))
-        self._tell_soon()
-        return len(found)
+        self._send_heartbeat_soon()
+        return len(connections)
 
     async def _take_rules(self) -> None:
         """Puts together the rules that the supervisor sends, a little at a time."""
@@ -306,17 +307,19 @@ class _Worker:
     ) -> None:
         if self._deciding is not None:
             (answer,) = await self._deciding.service.decide([body], origins=origins)
-            code, said = (
+            code, content = (
                 (answer.code, answer.message.encode())
                 if isinstance(answer, Refusal)
                 else (0, answer)
             )
-            self._channel.send(MessageKind.DECIDED, number + bytes([code]) + said)
+            self._channel.send(MessageKind.DECIDED, number + bytes([code]) + content)
 
-    async def _tell_answer(self, number: bytes, question: bytes) -> None:
+    async def _answer(self, number: bytes, question: bytes) -> None:
         stand_in_line()
         if self._deciding is not None:
-            self._channel.send(MessageKind.TOLD, number + await answered(self._deciding, question))
+            self._channel.send(
+                MessageKind.ANSWER, number + await answered(self._deciding, question)
+            )
 
     # What we say
 
@@ -327,22 +330,22 @@ class _Worker:
         self._channel.send(MessageKind.DECISIONS, packet)
         return True
 
-    def _tell_soon(self) -> None:
+    def _send_heartbeat_soon(self) -> None:
         """Reports our state in a moment, with whatever else changes until then."""
-        if not self._telling:
-            self._telling = True
-            self._loop.call_later(_TOLD_SECONDS, self._tell)
+        if not self._heartbeat_due:
+            self._heartbeat_due = True
+            self._loop.call_later(_HEARTBEAT_DELAY_SECONDS, self._send_heartbeat)
 
-    def _tell(self) -> None:
-        self._telling = False
+    def _send_heartbeat(self) -> None:
+        self._heartbeat_due = False
         gone = self._gone.copy()
         self._gone.clear()
         self._channel.send_json(
-            MessageKind.BEAT,
+            MessageKind.HEARTBEAT,
             {
                 "taken": self._taken,
                 "gone": gone,
-                "open": self._h2.connections if self._h2 else 0,
+                "open": self._server.connections if isinstance(self._server, H2Server) else 0,
                 "cpu_us": time.process_time_ns() // 1_000,
                 "resident_bytes": _resident_bytes(),
                 "faults": self._health.faults,
@@ -352,44 +355,34 @@ class _Worker:
             },
         )
 
-    async def _beat(self) -> None:
+    async def _keep_beating(self) -> None:
         while True:
-            self._tell()
-            await asyncio.sleep(BEAT_SECONDS)
+            self._send_heartbeat()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    async def _count(self) -> None:
+    async def _keep_reporting(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
             await self._report()
 
     async def _report(self, number: bytes = b"") -> None:
         """Reports what was counted since the last time, and forgets it here."""
-        self._tell()
-        found = []
+        self._send_heartbeat()
+        tallies = []
         async for tallied in self._book.take():
-            found.append(tallied)
-            if len(found) >= _REPORTED_AT_ONCE:
-                self._channel.send_json(MessageKind.COUNTS, {"rules": found})
-                found = []
+            tallies.append(tallied)
+            if len(tallies) >= _REPORTED_AT_ONCE:
+                self._channel.send_json(MessageKind.COUNTS, {"rules": tallies})
+                tallies = []
         self._channel.send_json(
-            MessageKind.COUNTS, {"rules": found, "counters": self._stats.take()}
+            MessageKind.COUNTS, {"rules": tallies, "counters": self._stats.take()}
         )
         self._channel.send(MessageKind.REPORTED, number)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.critical("a fault of this worker: please report this", exc_info=error)
-            os._exit(1)  # the supervisor starts another
-
-
-def _nothing() -> None:
-    """Where no decision log is written."""
+def _fail(error: BaseException) -> None:
+    log.critical("a fault of this worker: please report this", exc_info=error)
+    os._exit(1)  # the supervisor starts another
 
 
 def _resident_bytes() -> int:

@@ -12,19 +12,30 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
-from typing import Literal, NotRequired, TypedDict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final, Literal, NotRequired, TypedDict
 
-from ratelimit_service.errors import RateLimitError, StatusCode
+from ratelimit_service.errors import RateLimitError
 from ratelimit_service.eventloop.clock import elapsed_us, now_us
-from ratelimit_service.runtime.channel import Channel, MessageKind, Received, sockets
+from ratelimit_service.metrics import WorkerFigures
+from ratelimit_service.runtime.channel import (
+    Channel,
+    Lost,
+    MessageKind,
+    Received,
+    send_connection,
+    sockets,
+)
 from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
-from ratelimit_service.service import Answer, Refusal
-from ratelimit_service.service.questions import unanswered
 
-__all__ = ["SLACK_SECONDS", "Inherited", "WorkerProcess", "worker_command"]
+__all__ = ["SLACK_SECONDS", "Heartbeat", "Inherited", "WorkerProcess", "worker_command"]
 
 SLACK_SECONDS = 2.0
 """If a worker takes so much longer to end than it was given, it is killed."""
+
+_numbers: Final = count(1)
+"""Of messages that have an answer; the answer brings the number back."""
 
 
 class Inherited(TypedDict):
@@ -45,6 +56,99 @@ class Inherited(TypedDict):
     peers: NotRequired[dict[str, str]]
 
 
+class Heartbeat(TypedDict):
+    """The state that a worker reports."""
+
+    taken: int
+    open: int
+    gone: NotRequired[list[int]]
+    """Connections that have ended. Older versions do not send it."""
+    cpu_us: int
+    resident_bytes: int
+    faults: dict[str, str]
+    notes: NotRequired[dict[str, str]]
+    overrides: NotRequired[dict[str, int]]
+    """Those in force, by kind."""
+    live_counters: NotRequired[int]
+    """Those in its memory."""
+
+
+class _Connections:
+    """The connections that a worker was handed, and the socket over which they go."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.handed = 0
+        """How many it was given. `taken` is how many it says that it has got."""
+        self.taken = self.open = 0
+        self.peers: dict[int, str] = {}
+        """The origin of each, by its number in the order of being handed over."""
+
+    @property
+    def load(self) -> int:
+        """How many there are, with those that are on their way to it."""
+        return self.open + self.handed - self.taken
+
+    def give(self, connection: socket.socket, peer: str) -> None:
+        """Hands one over. Raises OSError if the worker takes none just now, or is gone."""
+        send_connection(self.end, connection)
+        self.handed += 1
+        self.peers[self.handed] = peer
+
+
+class _Messages:
+    """The messages to a worker, and the socket over which they go."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._channel: Channel | None = None
+        self._unsent: list[tuple[MessageKind, bytes]] = []
+        """From before `listen`."""
+        self.rest = b""
+        """The part that has come of an incomplete message; set between two program images."""
+        self._silenced = False
+
+    async def listen(self, received: Received, lost: Lost) -> None:
+        self._channel = await Channel.open(self.end, received, lost, self.rest)
+        for kind, payload in self._unsent:
+            self._channel.send(kind, payload)
+        self._unsent.clear()
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        if self._silenced:
+            return
+        if self._channel is None:
+            self._unsent.append((kind, payload))
+        else:
+            self._channel.send(kind, payload)
+
+    def silence(self) -> None:
+        """Sends nothing more: the next program image would cut a message off."""
+        self._silenced = True
+
+    async def flushed(self) -> None:
+        if self._channel is not None:
+            await self._channel.flushed()
+
+    def suspend(self) -> None:
+        if self._channel is not None:
+            self.rest = self._channel.suspend()
+
+    def close(self) -> None:
+        self.end.close()
+        if self._channel is not None:
+            self._channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """What a worker has said of itself in its last heartbeat."""
+
+    cpu_us: int = 0
+    resident_bytes: int = 0
+    faults: dict[str, str] = field(default_factory=dict)
+
+
 class WorkerProcess:
     """One process, and what it has reported."""
 
@@ -53,26 +157,14 @@ class WorkerProcess:
     ) -> None:
         self.number = number
         self.pid = pid
-        self.connections = connections
-        self._messages = messages
-        self._channel: Channel | None = None
-        self._unsent: list[tuple[MessageKind, bytes]] = []
-        """Messages to it from before `listen`."""
-        self._rest = b""
-        """The part that has come of an incomplete message; set between two program images."""
-        self._mute = False
-        """Whether it is told nothing more: the next program image would cut a message off."""
+        self.connections = _Connections(connections)
+        self._messages = _Messages(messages)
         self.version = ""
         self._started_us = now_us()
         self._born_us = elapsed_us()
-        self.handed = 0
-        """How many connections it was given. `taken` is how many it says that it has got."""
-        self.peers: dict[int, str] = {}
-        """The origin of each connection, by its number in the order of being handed over."""
-        self.taken = self.open = self.cpu_us = self.resident_bytes = 0
-        self.faults: dict[str, str] = {}
+        self.reported = _Reported()
         self.silent = 0
-        """How many beats it has missed."""
+        """How many heartbeats it has missed."""
         self.missed = False
         """Whether it counts as hung, and is not killed."""
         self.lost = asyncio.Event()
@@ -87,12 +179,8 @@ class WorkerProcess:
         """Will say how it ended."""
         self.failure = ""
         """The reason why it cannot start, if it gave one; else how it ended."""
-        self.reports: dict[bytes, asyncio.Event] = {}
-        """Who waits for its counts, by the number of the request."""
-        self.asked: dict[bytes, asyncio.Future[Answer]] = {}
-        """The requests that it was asked to decide, by number."""
-        self.questions: dict[bytes, asyncio.Future[bytes]] = {}
-        """The questions that it was asked, by number."""
+        self._pending: dict[bytes, asyncio.Future[bytes | None]] = {}
+        """Who waits for an answer of it, by the number of the message."""
 
     @classmethod
     def spawn(cls, number: int, *, beside: bool) -> WorkerProcess:
@@ -116,11 +204,11 @@ class WorkerProcess:
         """Takes over a serving worker from the former image of this program."""
         messages, connections = sockets([inherited["messages"], inherited["connections"]])
         worker = cls(inherited["number"], inherited["pid"], messages, connections)
-        worker.version, worker.handed = inherited["version"], inherited["handed"]
-        worker.taken, worker.open = inherited["taken"], inherited["open"]
-        worker.leaving = inherited["leaving"]
-        worker.peers = {int(key): peer for key, peer in inherited.get("peers", {}).items()}
-        worker._rest = bytes.fromhex(inherited["rest"])
+        worker.version, worker.leaving = inherited["version"], inherited["leaving"]
+        held = worker.connections
+        held.handed, held.taken, held.open = (inherited[of] for of in ("handed", "taken", "open"))
+        held.peers = {int(key): peer for key, peer in inherited.get("peers", {}).items()}
+        worker._messages.rest = bytes.fromhex(inherited["rest"])
         worker._started_us = inherited["started_us"]
         worker.ready.set()
         return worker
@@ -131,22 +219,17 @@ class WorkerProcess:
         Must not be cancelled: of a socket that is opened and given up again uvloop never says
         that it is lost, so nobody would see the worker's end.
         """
-        self._channel = await Channel.open(self._messages, received, self.lost.set, self._rest)
-        for kind, payload in self._unsent:
-            self._channel.send(kind, payload)
-        self._unsent.clear()
+        await self._messages.listen(received, self.lost.set)
 
-    async def told_all(self) -> bool:
+    async def silenced(self) -> bool:
         """Tells it nothing more, and waits until all is sent; returns whether that was in time.
 
         If not, the worker is killed and has ended.
         """
-        self._mute = True
-        if self._channel is None:
-            return True
+        self._messages.silence()
         try:
             async with asyncio.timeout(SLACK_SECONDS):
-                await self._channel.flushed()
+                await self._messages.flushed()
         except TimeoutError:
             self.why = "hung"
             self.kill()
@@ -156,28 +239,27 @@ class WorkerProcess:
 
     def suspend(self) -> None:
         """Stops listening to it: its messages and its end are for the next program image."""
-        if self._channel is not None:
-            self._rest = self._channel.suspend()
+        self._messages.suspend()
 
     async def hand_over(self) -> Inherited:
         """What the next program image must know of it. All messages to it must be sent."""
-        if self._channel is not None:
-            await self._channel.flushed()
-        for end in (self._messages, self.connections):
+        await self._messages.flushed()
+        messages, held = self._messages, self.connections
+        for end in (messages.end, held.end):
             end.set_inheritable(True)
         return Inherited(
             number=self.number,
             pid=self.pid,
             version=self.version,
-            messages=self._messages.fileno(),
-            connections=self.connections.fileno(),
-            rest=self._rest.hex(),
-            handed=self.handed,
-            taken=self.taken,
-            open=self.open,
+            messages=messages.end.fileno(),
+            connections=held.end.fileno(),
+            rest=messages.rest.hex(),
+            handed=held.handed,
+            taken=held.taken,
+            open=held.open,
             started_us=self._started_us,
             leaving=self.leaving,
-            peers={str(number): peer for number, peer in self.peers.items()},
+            peers={str(number): peer for number, peer in held.peers.items()},
         )
 
     @property
@@ -186,16 +268,16 @@ class WorkerProcess:
         return self.ready.is_set() and not self.leaving and not self.lost.is_set()
 
     @property
-    def load(self) -> int:
-        """How many connections it has, with those that are on their way to it."""
-        return self.open + self.handed - self.taken
-
-    @property
     def age_us(self) -> int:
         """For how long this program image has known it."""
         return elapsed_us() - self._born_us
 
-    def told(self) -> dict[str, object]:
+    def figures(self) -> WorkerFigures:
+        """What metrics show of it."""
+        cpu_us, resident_bytes = self.reported.cpu_us, self.reported.resident_bytes
+        return WorkerFigures(self.number, self.connections.load, cpu_us, resident_bytes)
+
+    def described(self) -> dict[str, object]:
         """What `/processes` shows."""
         starting_or_serving = "serving" if self.ready.is_set() else "starting"
         return {
@@ -203,53 +285,65 @@ class WorkerProcess:
             "pid": self.pid,
             "version": self.version,
             "state": "leaving" if self.leaving or self.outgoing else starting_or_serving,
-            "connections": self.load,
+            "connections": self.connections.load,
             "seconds": (now_us() - self._started_us) // 1_000_000,
         }
 
     def send(self, kind: MessageKind, payload: bytes = b"") -> None:
         """Sends it a message, once somebody listens to it; does nothing if it is gone."""
-        if self._mute:
-            return
-        if self._channel is None:
-            self._unsent.append((kind, payload))
-        else:
-            self._channel.send(kind, payload)
+        self._messages.send(kind, payload)
 
-    def answered(self, kind: int, payload: bytes) -> None:
+    async def ask(self, kind: MessageKind, payload: bytes, seconds: float) -> bytes | None:
+        """Its answer to a message that has one; None if it ends before. Raises TimeoutError."""
+        number = (next(_numbers) % (1 << 32)).to_bytes(4, "big")
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._pending[number] = answer
+        self.send(kind, number + payload)
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        finally:
+            self._pending.pop(number, None)
+
+    def answered(self, payload: bytes) -> None:
         """Gives its answer to who waits for it, if anybody still does."""
-        number, said = payload[:4], payload[4:]
-        if kind == MessageKind.REPORTED:
-            if number in self.reports:
-                self.reports[number].set()
-        elif kind == MessageKind.DECIDED:
-            answer = self.asked.get(number)
-            if answer is not None and not answer.done():
-                code, said = said[0], said[1:]
-                answer.set_result(Refusal(StatusCode(code), said.decode()) if code else said)
-        elif kind == MessageKind.TOLD:
-            told = self.questions.get(number)
-            if told is not None and not told.done():
-                told.set_result(said)
+        answer = self._pending.get(payload[:4])
+        if answer is not None and not answer.done():
+            answer.set_result(payload[4:])
+
+    def note(self, heartbeat: Heartbeat) -> list[str]:
+        """Notes what it says of itself; returns whose connections have ended."""
+        held = self.connections
+        held.taken, held.open = heartbeat["taken"], heartbeat["open"]
+        self.reported = _Reported(
+            heartbeat["cpu_us"], heartbeat["resident_bytes"], heartbeat["faults"]
+        )
+        gone = [number for number in heartbeat.get("gone", ()) if number in held.peers]
+        return [held.peers.pop(number) for number in gone]
 
     def leave(self, grace_us: int, *, draining: bool) -> None:
         """Tells it to finish and end."""
         self.leaving = True
-        said = {"grace_us": grace_us, "draining": draining}
-        self.send(MessageKind.LEAVE, json.dumps(said).encode())
+        fields = {"grace_us": grace_us, "draining": draining}
+        self.send(MessageKind.LEAVE, json.dumps(fields).encode())
 
     def kill(self) -> None:
         """Ends it at once."""
         os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Closes both sockets: nothing is sent or received any more."""
+        self._messages.close()
+        self.connections.end.close()
+
     async def settled(self) -> None:
         """Waits until it is ready, or has failed."""
-        waits = [asyncio.ensure_future(each.wait()) for each in (self.ready, self.ended)]
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.ready, self.ended)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in waits:
-                each.cancel()
+            for event in waits:
+                event.cancel()
 
     async def retire(self, grace_us: int) -> None:
         """Lets it finish and end, for a newer one; kills it if it takes longer than it may."""
@@ -287,19 +381,10 @@ class WorkerProcess:
             if code < 0
             else f"ended with exit code {code}"
         )
-        self._messages.close()
-        self.connections.close()
-        if self._channel is not None:
-            self._channel.close()
-        gone = Refusal(StatusCode.UNAVAILABLE, "the worker ended before it answered")
-        for answer in self.asked.values():
+        self.close()
+        for answer in self._pending.values():
             if not answer.done():
-                answer.set_result(gone)
-        for told in self.questions.values():
-            if not told.done():
-                told.set_result(unanswered(gone.message, StatusCode.UNAVAILABLE))
-        for report in self.reports.values():
-            report.set()
+                answer.set_result(None)
         self.failure = self.failure or f"a worker ended before it served: {how}"
         self.ended.set()
         return how

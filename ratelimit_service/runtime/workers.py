@@ -2,7 +2,7 @@
 
 A worker that dies is replaced at once, or later and later if it keeps dying. A worker that says
 nothing any more is killed and then replaced, unless its memory has the counters. What must not live
-here: signals, ports, where rules come from, what is asked of workers (`workers_asked`), and what
+here: signals, ports, where rules come from, what is asked of workers (`worker_pool`), and what
 health says of them (`workers_health`).
 """
 
@@ -13,9 +13,10 @@ import json
 import logging
 import pickle
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NotRequired, TypedDict
+from typing import NamedTuple, TypedDict
 
 from ratelimit_service import __version__
 from ratelimit_service.errors import RateLimitError
@@ -25,25 +26,31 @@ from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Taken
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
-from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
+from ratelimit_service.runtime.channel import HEARTBEAT_SECONDS, MessageKind
+from ratelimit_service.runtime.process import Tasks
 from ratelimit_service.runtime.rule_messages import RuleMessages, TypedMessage
 from ratelimit_service.runtime.sole_worker import keeps_counters, why_one_worker
-from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
-from ratelimit_service.runtime.workers_asked import AskedWorkers
+from ratelimit_service.runtime.worker_pool import WorkerPool
+from ratelimit_service.runtime.worker_process import (
+    SLACK_SECONDS,
+    Heartbeat,
+    Inherited,
+    WorkerProcess,
+)
 from ratelimit_service.runtime.workers_health import WorkersHealth
 from ratelimit_service.settings import Settings
 from ratelimit_service.text.display import count
 
-__all__ = ["Counts", "Workers"]
+__all__ = ["Counts", "Listeners", "Totals", "Workers"]
 
 log = logging.getLogger(__name__)
 
-_SILENT_BEATS = 10
+_SILENT_HEARTBEATS = 10
 """After so many missed beats a worker counts as hung."""
 
-_SILENT_US = int(_SILENT_BEATS * BEAT_SECONDS * 1_000_000)
+_SILENT_US = int(_SILENT_HEARTBEATS * HEARTBEAT_SECONDS * 1_000_000)
 
-_DOUBTED_BEATS = 2
+_DOUBTED_HEARTBEATS = 2
 """After so many missed beats it gets no connections if there are other workers."""
 
 _START_SECONDS = 60.0
@@ -60,73 +67,62 @@ class Counts(TypedDict, total=False):
     counters: Taken  # the stats; older versions call them so
 
 
-class _Beat(TypedDict):
-    """The state that a worker reports."""
+class Totals(NamedTuple):
+    """What workers report is added to these."""
 
-    taken: int
-    open: int
-    gone: NotRequired[list[int]]
-    """Connections that have ended. Older versions do not send it."""
-    cpu_us: int
-    resident_bytes: int
-    faults: dict[str, str]
-    notes: NotRequired[dict[str, str]]
-    overrides: NotRequired[dict[str, int]]
-    """Those in force, by kind."""
-    live_counters: NotRequired[int]
-    """Those in its memory."""
+    stats: Stats
+    health: Health
+    book: Rulebook
 
 
-class Workers(AskedWorkers):
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who is told what becomes of workers, and what they send on."""
+
+    changed: Callable[[], None] = lambda: None
+    """More or fewer workers take connections."""
+    other_version: Callable[[str], None] = lambda _: None
+    """A worker finds that another version is installed now."""
+    spans: Callable[[bytes], None] = lambda _: None
+    decisions: Callable[[bytes], None] = lambda _: None
+    """Packets of the decision log."""
+
+
+class Workers(WorkerPool):
     """So many workers of one service, at all times."""
 
     def __init__(
         self,
         settings: Settings,
         count: int,
-        stats: Stats,
-        health: Health,
-        book: Rulebook,
+        totals: Totals,
         limiter: ConnectionLimiter,
-        changed: Callable[[], None],
-        other_version: Callable[[str], None],
+        listeners: Listeners,
         tls: TLS | None = None,
-        spans: Callable[[bytes], None] = lambda _: None,
-        decisions: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """What workers count is added to `stats` and the book's tallies.
-
-        Their faults go to `health`. A client whose connection has ended leaves the `limiter`.
-        `changed` is called when more or fewer workers take connections, `other_version` when a
-        worker finds that another version is installed now. `spans` takes those of workers, and
-        `decisions` their lines of the decision log.
-        """
+        """A client whose connection has ended leaves the `limiter`."""
         super().__init__()
         self._settings = settings
         self._count = count
-        self._stats = stats
-        self._book = book
+        self._totals = totals
         self._limiter = limiter
-        self._changed = changed
-        self._decisions = decisions
-        self._other_version = other_version
+        self._listeners = listeners
         self._tls = tls
-        self._spans = spans
         self._rules = RuleMessages()
         self._failures: dict[int, int] = {}
         """For each number how often in a row its worker died young."""
-        self._overall = WorkersHealth(health, count)
+        self._overall = WorkersHealth(totals.health, count)
         self._stopping = False
         self._live_counters = 0
         self.port = 0
         """That a worker has opened itself, over grpcio; 0 if none has."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(_fail)
 
     # Starting and ending
 
     async def start(self) -> None:
         """Starts all workers. Raises RateLimitError with a worker's reason if it cannot start."""
-        self._do(self._watch_beats())
+        self.tasks.start(self._watch_heartbeats())
         try:
             started = [await self._spawn(number) for number in range(1, self._count + 1)]
         except RateLimitError:
@@ -140,10 +136,10 @@ class Workers(AskedWorkers):
 
     async def adopt(self, inherited: Sequence[Inherited]) -> None:
         """Takes over the workers of this process's former program image."""
-        self._do(self._watch_beats())
-        for each in inherited:
-            worker = WorkerProcess.adopt(each)
-            for peer in worker.peers.values():
+        self.tasks.start(self._watch_heartbeats())
+        for former in inherited:
+            worker = WorkerProcess.adopt(former)
+            for peer in worker.connections.peers.values():
                 self._limiter.count(peer)
             await self._open(worker)
 
@@ -153,18 +149,20 @@ class Workers(AskedWorkers):
         Workers that are just starting, or take no messages, are not handed over.
         """
         self._stopping = True
-        for worker in list(self._all):
-            if not await worker.told_all():
+        for worker in list(self.processes):
+            if not await worker.silenced():
                 log.error("worker %d (pid %d) hung and was killed", worker.number, worker.pid)
-                self._stats.worker_ends["hung"] += 1
-        while away := [each for each in self._all if each.lost.is_set() or not each.ready.is_set()]:
+                self._totals.stats.worker_ends["hung"] += 1
+        while away := [
+            one for one in self.processes if one.lost.is_set() or not one.ready.is_set()
+        ]:
             for worker in away:
                 if not worker.lost.is_set():
                     worker.kill()
                 await worker.ended.wait()
-        for worker in self._all:
+        for worker in self.processes:
             worker.suspend()
-        return [await worker.hand_over() for worker in self._all]
+        return [await worker.hand_over() for worker in self.processes]
 
     async def replace(self) -> str:
         """Puts new workers in the place of all that there are, one after the other.
@@ -186,20 +184,20 @@ class Workers(AskedWorkers):
 
     def _surplus(self) -> list[WorkerProcess]:
         """Workers that are replaced by a newer one of the same number, or not needed any more."""
-        serving = [worker for worker in self._all if worker.serves]
+        serving = [worker for worker in self.processes if worker.serves]
         newest = {worker.number: worker for worker in serving if self._needs(worker.number)}
         return [worker for worker in serving if newest.get(worker.number) is not worker]
 
     async def stop(self, grace_us: int) -> None:
         """Lets all workers finish for at most so long, then ends them."""
         self._stopping = True
-        for worker in self._all:
+        for worker in self.processes:
             worker.leave(grace_us, draining=True)
         try:
             async with asyncio.timeout(grace_us / 1_000_000 + SLACK_SECONDS):
                 await self._all_ended()
         except TimeoutError:
-            for worker in self._all:
+            for worker in self.processes:
                 log.error(  # noqa: TRY400 - a traceback of ours says nothing of the worker
                     "worker %d (pid %d) did not end in time and was killed",
                     worker.number,
@@ -211,11 +209,11 @@ class Workers(AskedWorkers):
     def kill(self) -> None:
         """Ends all workers at once."""
         self._stopping = True
-        for worker in self._all:
+        for worker in self.processes:
             worker.kill()
 
     async def _all_ended(self) -> None:
-        for worker in list(self._all):
+        for worker in list(self.processes):
             await worker.ended.wait()
 
     # What they do
@@ -223,56 +221,52 @@ class Workers(AskedWorkers):
     @property
     def serving(self) -> int:
         """How many workers take connections."""
-        return sum(worker.serves for worker in self._all)
+        return sum(worker.serves for worker in self.processes)
 
     def give(self, connection: socket.socket, peer: str) -> bool:
         """Hands a connection to the worker with the fewest; returns whether one took it.
 
         A worker that is silent, or will be replaced, gets connections only if there is no other.
         """
-        serving = [worker for worker in self._all if worker.serves]
-        well = [
-            worker for worker in serving if worker.silent < _DOUBTED_BEATS and not worker.outgoing
+        serving = [worker for worker in self.processes if worker.serves]
+        healthy = [
+            worker
+            for worker in serving
+            if worker.silent < _DOUBTED_HEARTBEATS and not worker.outgoing
         ]
-        for worker in sorted(well or serving, key=lambda worker: worker.load):
+        for worker in sorted(healthy or serving, key=lambda worker: worker.connections.load):
             try:
-                send_connection(worker.connections, connection)
+                worker.connections.give(connection, peer)
             except OSError:  # this worker takes none just now, or is gone
                 continue
-            worker.handed += 1
-            worker.peers[worker.handed] = peer
             return True
         return False
 
-    async def tell_rules(self) -> None:
+    async def send_rules(self) -> None:
         """Sends the rules of now to all workers, also to those that start later."""
-        rules = await self._rules.add(self._book.snapshot)
-        for worker in self._all:
+        rules = await self._rules.add(self._totals.book.snapshot)
+        for worker in self.processes:
             if worker.version == __version__:
-                self._tell_rules_to(worker, rules)
+                self._send_rules_to(worker, rules)
 
-    async def tell_tls(self, tls: TLS) -> None:
+    async def send_tls(self, tls: TLS) -> None:
         """Sends the content of the gRPC port's TLS files to all workers, also to later ones."""
         self._tls = tls
-        for worker in self._all:
+        for worker in self.processes:
             if worker.version == __version__:
                 worker.send(MessageKind.TLS, pickle.dumps(tls))
 
     def figures(self) -> list[WorkerFigures]:
         """What metrics show of each worker that is not about to end."""
-        return [
-            WorkerFigures(worker.number, worker.load, worker.cpu_us, worker.resident_bytes)
-            for worker in self._all
-            if worker.serves
-        ]
+        return [worker.figures() for worker in self.processes if worker.serves]
 
     def live_counters(self) -> int:
         """How many counters are in the memory of workers."""
         return self._live_counters
 
-    def told(self) -> list[dict[str, object]]:
+    def described(self) -> list[dict[str, object]]:
         """What `/processes` shows of every worker."""
-        return [worker.told() for worker in self._all]
+        return [worker.described() for worker in self.processes]
 
     # One worker's life
 
@@ -282,26 +276,26 @@ class Workers(AskedWorkers):
         return worker
 
     async def _open(self, worker: WorkerProcess) -> None:
-        self._all.append(worker)
-        self._do(self._see_off(worker))
+        self.processes.append(worker)
+        self.tasks.start(self._see_off(worker))
         # Who waits for this may be told to stop, in the midst of a restart that is broken off.
-        await asyncio.shield(self._do(worker.listen(partial(self._received, worker))))
+        await asyncio.shield(self.tasks.start(worker.listen(partial(self._received, worker))))
 
     async def _see_off(self, worker: WorkerProcess) -> None:
         """Waits for a worker's end, and has another take its place."""
         await worker.lost.wait()
         self._overall.hold(self.serving, stopping=self._stopping)
-        self._changed()
+        self._listeners.changed()
         await worker.exited()
-        self._all.remove(worker)  # first, because its pid could soon belong to another process
+        self.processes.remove(worker)  # first, because its pid could soon belong to another process
         ended = worker.bury()
-        for peer in worker.peers.values():
+        for peer in worker.connections.peers.values():
             self._limiter.leave(peer)
         if self._stopping:
             return
-        self._overall.sum_up(worker.faults for worker in self._all)
+        self._overall.sum_up(worker.reported.faults for worker in self.processes)
         if worker.ready.is_set() or worker.why == "hung":
-            self._stats.worker_ends[worker.why] += 1
+            self._totals.stats.worker_ends[worker.why] += 1
         if worker.why == "replaced":
             log.info("worker %d (pid %d) has ended", worker.number, worker.pid)
             return
@@ -312,7 +306,7 @@ class Workers(AskedWorkers):
                 worker.pid,
                 "hung and was killed" if worker.why == "hung" else ended,
                 "another is started" if self._needs(worker.number) else "no other is needed",
-                count(worker.load, "connection"),
+                count(worker.connections.load, "connection"),
             )
             if keeps_counters(self._settings):
                 log.error("counters began again, and overrides that no file has are gone")
@@ -350,22 +344,26 @@ class Workers(AskedWorkers):
 
     def _successor(self, number: int) -> WorkerProcess | None:
         """The worker of this number that is to stay; it may just be starting."""
-        for worker in self._all:
+        for worker in self.processes:
             if worker.number == number and not worker.leaving and not worker.outgoing:
                 return worker
         return None
 
-    async def _watch_beats(self) -> None:
+    async def _watch_heartbeats(self) -> None:
         """Counts the beats that each worker misses. A worker that misses too many is hung.
 
         If the whole machine was stopped, workers could not beat. But this process was stopped
         as well, so it has not counted meanwhile.
         """
         while not self._stopping:
-            await asyncio.sleep(BEAT_SECONDS)
-            for worker in self._all:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            for worker in self.processes:
                 worker.silent += 1
-                bound = _SILENT_BEATS if worker.ready.is_set() else _START_SECONDS / BEAT_SECONDS
+                bound = (
+                    _SILENT_HEARTBEATS
+                    if worker.ready.is_set()
+                    else _START_SECONDS / HEARTBEAT_SECONDS
+                )
                 if worker.silent <= bound or worker.age_us <= _SILENT_US:
                     continue
                 if worker.ready.is_set() and keeps_counters(self._settings):
@@ -387,66 +385,63 @@ class Workers(AskedWorkers):
 
     def _look(self) -> None:
         """Says in health how many workers are missing."""
-        well = sum(worker.serves and not worker.missed for worker in self._all)
-        self._overall.look(well, stopping=self._stopping)
+        healthy = sum(worker.serves and not worker.missed for worker in self.processes)
+        self._overall.look(healthy, stopping=self._stopping)
 
     # What they say
 
     def _received(self, worker: WorkerProcess, kind: int, payload: bytes) -> None:
         if kind == MessageKind.HELLO:
-            self._greet(worker, json.loads(payload)["version"])
+            self._welcome(worker, json.loads(payload)["version"])
         elif kind == MessageKind.READY:
             worker.silent = 0
             self.port = int(payload or b"0")
             worker.ready.set()
             log.info("worker %d (pid %d) serves", worker.number, worker.pid)
             self._look()
-            self._changed()
+            self._listeners.changed()
         elif kind == MessageKind.FAILED:
             worker.failure = payload.decode()
-        elif kind == MessageKind.BEAT:
-            self._hear_beat(worker, json.loads(payload))
+        elif kind == MessageKind.HEARTBEAT:
+            self._note_heartbeat(worker, json.loads(payload))
         elif kind == MessageKind.COUNTS:
             self.add_counts(json.loads(payload))
-        elif kind in {MessageKind.REPORTED, MessageKind.DECIDED, MessageKind.TOLD}:
-            worker.answered(kind, payload)
+        elif kind in {MessageKind.REPORTED, MessageKind.DECIDED, MessageKind.ANSWER}:
+            worker.answered(payload)
         elif kind == MessageKind.SPANS:
-            self._spans(payload)
+            self._listeners.spans(payload)
         elif kind == MessageKind.DECISIONS:
-            self._decisions(payload)
+            self._listeners.decisions(payload)
         elif kind == MessageKind.LEAVING:
-            self._do(self._let_leave(worker))
+            self.tasks.start(self._let_leave(worker))
 
-    def _hear_beat(self, worker: WorkerProcess, said: _Beat) -> None:
+    def _note_heartbeat(self, worker: WorkerProcess, heartbeat: Heartbeat) -> None:
         worker.silent = 0
         if worker.missed:
             worker.missed = False
             log.info("worker %d (pid %d) goes on", worker.number, worker.pid)
             self._look()
-        self._live_counters = said.get("live_counters", 0)
-        worker.taken, worker.open = said["taken"], said["open"]
-        worker.cpu_us, worker.resident_bytes = said["cpu_us"], said["resident_bytes"]
-        self._stats.overrides = said.get("overrides", {})
-        for number in said.get("gone", ()):
-            if number in worker.peers:
-                self._limiter.leave(worker.peers.pop(number))
-        self._overall.note(said.get("notes", {}))
-        if worker.faults != said["faults"]:
-            worker.faults = said["faults"]
-            self._overall.sum_up(worker.faults for worker in self._all)
+        self._live_counters = heartbeat.get("live_counters", 0)
+        former = worker.reported.faults
+        for peer in worker.note(heartbeat):
+            self._limiter.leave(peer)
+        self._totals.stats.overrides = heartbeat.get("overrides", {})
+        self._overall.note(heartbeat.get("notes", {}))
+        if worker.reported.faults != former:
+            self._overall.sum_up(worker.reported.faults for worker in self.processes)
 
-    def _greet(self, worker: WorkerProcess, version: str) -> None:
+    def _welcome(self, worker: WorkerProcess, version: str) -> None:
         worker.version = version
         if version != __version__:
             worker.failure = f"version {version} is installed now, this is {__version__}"
             worker.kill()
-            self._other_version(version)
+            self._listeners.other_version(version)
             return
         worker.send(MessageKind.TLS, pickle.dumps(self._tls))
         worker.send(MessageKind.SETTINGS, pickle.dumps((worker.number, self._settings)))
-        self._tell_rules_to(worker, self._rules.messages)
+        self._send_rules_to(worker, self._rules.messages)
 
-    def _tell_rules_to(self, worker: WorkerProcess, rules: Sequence[TypedMessage]) -> None:
+    def _send_rules_to(self, worker: WorkerProcess, rules: Sequence[TypedMessage]) -> None:
         for kind, payload in rules:
             worker.send(kind, payload)
 
@@ -459,7 +454,7 @@ class Workers(AskedWorkers):
         if why_one_worker(self._settings):  # never two at once: it ends first
             worker.leave(self._settings.grace_us, draining=False)
             self._look()
-            self._changed()
+            self._listeners.changed()
             return
         while not self._stopping:
             successor = self._successor(worker.number)
@@ -476,19 +471,12 @@ class Workers(AskedWorkers):
                 worker.leave(self._settings.grace_us, draining=False)
                 return
 
-    def add_counts(self, said: Counts) -> None:
+    def add_counts(self, counts: Counts) -> None:
         """Adds the counts of another process to those of this one."""
-        self._book.add(said["rules"])
-        if taken := said.get("counters"):
-            self._stats.add(taken)
+        self._totals.book.add(counts["rules"])
+        if taken := counts.get("counters"):
+            self._totals.stats.add(taken)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.critical("a fault of the supervisor: please report this", exc_info=error)
+def _fail(error: BaseException) -> None:
+    log.critical("a fault of the supervisor: please report this", exc_info=error)

@@ -23,11 +23,11 @@ class WorkersHealth:
         self._begun = False
         """Whether there were enough of them at least once."""
 
-    def sum_up(self, each: Iterable[Mapping[str, str]]) -> None:
+    def sum_up(self, workers: Iterable[Mapping[str, str]]) -> None:
         """Reports a component as degraded if it is so in any worker; these are all their faults."""
         faults: dict[str, str] = {}
-        for one in each:
-            for component, reason in one.items():
+        for worker in workers:
+            for component, reason in worker.items():
                 faults.setdefault(component, reason)
         for component in self._faulty - faults.keys():
             self._health.recover(component)

@@ -14,13 +14,13 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import FailurePolicy, Outcome
+from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.faults import FAILED_REQUEST, Faults
 from ratelimit_service.service.giving_back import give_back
 from ratelimit_service.service.notes import Note, note_unkept
+from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.rare_log import RareLog
-from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Store, Verdict
 
@@ -67,7 +67,7 @@ class Answering:
 
     def answer(
         self,
-        asked: Sequence[Asked | Answer],
+        planned: Sequence[PlannedRequest | Answer],
         settled: Sequence[Settled],
         callers: limiter.TopCallers | None = None,
     ) -> list[Answer]:
@@ -78,8 +78,8 @@ class Answering:
         """
         answers: list[Answer] = []
         within = 0
-        for one, each in zip(asked, settled, strict=True):
-            if not isinstance(one, Asked):
+        for one, each in zip(planned, settled, strict=True):
+            if not isinstance(one, PlannedRequest):
                 answers.append(one)
                 continue
             try:
@@ -101,81 +101,91 @@ class Answering:
             self._stats.decisions["ok"] += within
         return answers
 
-    def give_back(self, asked: Asked, settled: Settled) -> None:
+    def give_back(self, planned: PlannedRequest, settled: Settled) -> None:
         """Gives back what a request was charged that a fault of ours refuses."""
-        give_back(self._store, asked.hits, settled, self._faults.note)
+        give_back(self._store, planned.hits, settled, self._faults.note)
 
-    def _answer(self, asked: Asked, settled: Settled, callers: limiter.TopCallers | None) -> Answer:
+    def _answer(
+        self, planned: PlannedRequest, settled: Settled, callers: limiter.TopCallers | None
+    ) -> Answer:
         verdict = settled.verdict
         refusal = _REFUSED.get(verdict)
         if refusal is not None:
-            return self._refuse(asked, verdict, *refusal)
-        if asked.limits is not None:
-            answer = self._plain_answer(asked, asked.limits, settled, callers)
+            return self._refuse(planned, verdict, *refusal)
+        if planned.limits is not None:
+            answer = self._plain_answer(planned, planned.limits, settled, callers)
             if answer:
                 return answer
         in_order = iter(settled.outcomes)
-        each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
+        each = [list(islice(in_order, len(plan.hits))) for plan in planned.plans]
         decision = limiter.answer(
-            asked.request,
-            asked.plans,
+            planned.request,
+            planned.plans,
             each,
             settled,
             self._settings,
             self._clock,
-            asked.lease,
-            asked.ban_us,
+            planned.lease,
+            planned.ban_us,
         )
         answer = wire.encode_decision(decision)
         if decision.holds_us:
             answer += wire.encode_quota(self._clock() + decision.holds_us)
-        limiter.tally(asked.plans, each, verdict, self._stats, self._settings, callers)
+        limiter.tally(planned.plans, each, verdict, self._stats, self._settings, callers)
         if verdict is Verdict.DENIED:
-            note_unkept(asked.plans, each, self._note)
+            note_unkept(planned.plans, each, self._note)
         listed = decision.metadata.get("by_policy") if decision.metadata else None
         if isinstance(listed, list):
             self._rare_log.by_policy(listed[0]["policy"])
         return answer
 
-    def _refuse(self, asked: Asked, verdict: Verdict, reason: str, refusal: Refusal) -> Refusal:
+    def _refuse(
+        self, planned: PlannedRequest, verdict: Verdict, reason: str, refusal: Refusal
+    ) -> Refusal:
         self._stats.refusals[reason] += 1
         if verdict is Verdict.FAILED:
             self._stats.policy_decisions[FailurePolicy.ERROR] += 1
             self._rare_log.by_policy(FailurePolicy.ERROR)
-            return refusal if asked.hits else _NEVER_LOADED
+            return refusal if planned.hits else _NEVER_LOADED
         return refusal
 
-    def _additions(self, asked: Asked, settled: Settled) -> bytes:
+    def _additions(self, planned: PlannedRequest, settled: Settled) -> bytes:
         """What follows the statuses of a request whose descriptors are all within their limits."""
-        said = self._said(asked, settled)
+        said = self._said(planned, settled)
         return wire.encode_additions(
             said.response_headers, said.request_headers, said.body, said.metadata
         )
 
-    def _said(self, asked: Asked, settled: Settled) -> limiter.Said:
+    def _said(self, planned: PlannedRequest, settled: Settled) -> limiter.Said:
         """What is said of a request of usual descriptors beside its statuses."""
         each = [[outcome] for outcome in settled.outcomes]
         told = limiter.Told(
-            asked.request, asked.plans, each, settled, self._settings, self._clock, asked.lease
+            planned.request,
+            planned.plans,
+            each,
+            settled,
+            self._settings,
+            self._clock,
+            planned.lease,
         )
-        return limiter.say(asked.says, told)
+        return limiter.say(planned.says, told)
 
     def _plain_answer(
         self,
-        asked: Asked,
+        planned: PlannedRequest,
         limits: Sequence[wire.EncodedLimit],
         settled: Settled,
         callers: limiter.TopCallers | None,
     ) -> bytes:
         """The answer to a request of plain descriptors; nothing if it takes the long way."""
         outcomes, verdict = settled.outcomes, settled.verdict
-        found = limiter.plain(asked.plans, outcomes)
-        if found is None:
+        plain = limiter.plain(planned.plans, outcomes)
+        if plain is None:
             return b""
         additions = b""
-        if asked.says:
-            said = self._said(asked, settled)
-            if said.metadata and found.by_policy:
+        if planned.says:
+            said = self._said(planned, settled)
+            if said.metadata and plain.by_policy:
                 return b""  # both go into the one field for metadata
             additions = wire.encode_additions(
                 said.response_headers, said.request_headers, said.body, said.metadata
@@ -183,9 +193,9 @@ class Answering:
             if said.holds_us:
                 additions += wire.encode_quota(self._clock() + said.holds_us)
         answer = wire.encode_plain(
-            verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions
+            verdict.passes, plain.statuses, limits, outcomes, plain.by_policy, additions
         )
-        limiter.tally_plain(asked.plans, settled, self._stats, callers)
-        if found.by_policy:
-            self._rare_log.by_policy(found.by_policy[0][1])
+        limiter.tally_plain(planned.plans, settled, self._stats, callers)
+        if plain.by_policy:
+            self._rare_log.by_policy(plain.by_policy[0][1])
         return answer

@@ -139,28 +139,28 @@ class Stretch:
 
     def rule(self, name: RuleName) -> RuleStretch | None:
         """One rule's; None if there is no room for another rule."""
-        found = self.rules.get(name)
-        if found is None and len(self.rules) < MOST_RULES:
+        stretch = self.rules.get(name)
+        if stretch is None and len(self.rules) < MOST_RULES:
             before, most = room_for(len(self.rules)), room_for(len(self.rules) + 1)
             if most < before:
                 for each in self.rules.values():
                     each.limit_to(most)
-            found = self.rules[name] = RuleStretch(most)
-        return found
+            stretch = self.rules[name] = RuleStretch(most)
+        return stretch
 
     def add(self, name: RuleName, other: RuleStretch) -> None:
         """Adds what another stretch, or another process, has of a rule."""
-        mine = self.rule(name)
-        if mine is None:
+        own = self.rule(name)
+        if own is None:
             self.left_out += other.sketches[CallerOrder.HITS].total
             return
         for order, sketch in other.sketches.items():
-            mine.sketches[order].merge(sketch.counts.items(), sketch.error, sketch.total)
+            own.sketches[order].merge(sketch.counts.items(), sketch.error, sketch.total)
         for key, seen in other.standing.items():
-            before = mine.standing.get(key)
+            before = own.standing.get(key)
             if before is None or before.remaining < 0 or 0 <= seen.remaining < before.remaining:
-                mine.standing[key] = seen
-        mine.forget()
+                own.standing[key] = seen
+        own.forget()
 
     def merge(self, other: Stretch) -> None:
         """Adds all of another one."""
@@ -194,22 +194,22 @@ class Stretch:
             standing = {key: seen for key, seen in each.standing.items() if key in keys}
             yield [of_domain, path, sketches, standing]
 
-    def hear(self, told: Any) -> None:
+    def hear(self, part: Any) -> None:
         """Adds a part that another process has told.
 
         Raises ValueError, TypeError, KeyError or AttributeError if it is none.
         """
-        domain, path, sketches, standing = told
-        found = RuleStretch(MOST_RULES)
+        domain, path, sketches, standing = part
+        stretch = RuleStretch(MOST_RULES)
         for order in CallerOrder:
             total, error, counts = sketches[order.value]
-            sketch = found.sketches[order]
+            sketch = stretch.sketches[order]
             sketch.total, sketch.error = int(total), int(error)
             sketch.counts = {str(key): int(times) for key, times in counts.items()}
         for key, (limit, capacity, remaining, entries) in standing.items():
             pairs = None if entries is None else [(str(one), str(other)) for one, other in entries]
-            found.standing[str(key)] = Standing(str(limit), int(capacity), int(remaining), pairs)
-        self.add((str(domain), str(path)), found)
+            stretch.standing[str(key)] = Standing(str(limit), int(capacity), int(remaining), pairs)
+        self.add((str(domain), str(path)), stretch)
 
 
 def _floor(rules: Iterable[RuleStretch], order: CallerOrder, most: int) -> int:
@@ -271,9 +271,9 @@ class CallerHistory:
             for stretch in now:
                 stretch.left_out += left_out
             for rule, noted in rules.items():
-                found = _converted(noted, rule.domain, bodies)
+                converted = _converted(noted, rule.domain, bodies)
                 for stretch in now:
-                    stretch.add((rule.domain, rule.path), found)
+                    stretch.add((rule.domain, rule.path), converted)
                 await pause()
 
     def number(self, period: Period) -> int:
@@ -283,18 +283,18 @@ class CallerHistory:
     async def window(self, period: Period) -> Stretch:
         """All that this process knows of a window of the past."""
         await self.fold()
-        number, found = self.number(period), Stretch()
+        number, window = self.number(period), Stretch()
         for each, stretch in list(self._stretches[period].items()):
             if 0 <= number - each <= period.whole:
-                found.merge(stretch)
+                window.merge(stretch)
                 await pause()
-        return found
+        return window
 
     async def elsewhere(self, period: Period, known: Collection[str]) -> tuple[Stretch, set[str]]:
         """What other processes than these have left of a window of the past, and who they are."""
-        found, processes = Stretch(), set[str]()
+        stretch, processes = Stretch(), set[str]()
         if self._board is None:
-            return found, processes
+            return stretch, processes
         number = self.number(period)
         for each in range(number - period.whole, number + 1):
             records = await self._board.read(_name(period, each))
@@ -302,21 +302,21 @@ class CallerHistory:
                 if process not in known and len(record) <= _MOST_BYTES:
                     try:
                         for part in json.loads(record):
-                            found.hear(part)
+                            stretch.hear(part)
                     except (ValueError, TypeError, KeyError, AttributeError):
                         continue  # of another version
                     processes.add(process)
                     await pause()
-        return found, processes
+        return stretch, processes
 
     def _stretches_of_now(self) -> list[Stretch]:
-        found = []
+        current = []
         for period, stretches in self._stretches.items():
             number = self.number(period)
             for old in [each for each in stretches if not 0 <= number - each <= period.whole]:
                 del stretches[old]
-            found.append(stretches.setdefault(number, Stretch()))
-        return found
+            current.append(stretches.setdefault(number, Stretch()))
+        return current
 
 
 def _name(period: Period, number: int) -> str:
@@ -341,17 +341,17 @@ def _converted(
     noted: RuleCallers, domain: str, bodies: Mapping[bytes, tuple[bytes, int]]
 ) -> RuleStretch:
     """What decisions have noted of a rule, with keys and limits that JSON can say."""
-    found = RuleStretch(MOST_RULES)
+    stretch = RuleStretch(MOST_RULES)
     pairs = zip(CallerOrder, (noted.over, noted.near, noted.hits), strict=True)
     for order, sketch in pairs:
         sketch.purge()
-        mine = found.sketches[order]
-        mine.total, mine.error = sketch.total, sketch.error
-        mine.counts = {_text(key): times for key, times in sketch.counts.items()}
+        own = stretch.sketches[order]
+        own.total, own.error = sketch.total, sketch.error
+        own.counts = {_text(key): times for key, times in sketch.counts.items()}
     noted.forget()
     for key, seen in noted.notes.items():
-        found.standing[_text(key)] = _standing(key, seen, domain, bodies)
-    return found
+        stretch.standing[_text(key)] = _standing(key, seen, domain, bodies)
+    return stretch
 
 
 def _text(key: bytes) -> str:

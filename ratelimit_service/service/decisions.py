@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ratelimit_service import wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, Decision, Descriptor, Status, whole_seconds
-from ratelimit_service.service.refusal import Answer
+from ratelimit_service.model.refusal import Answer
 
 __all__ = ["LINES_A_SECOND", "DecisionLog"]
 
@@ -26,8 +25,6 @@ _MOST_CHARACTERS = 100
 """Of one text of a caller's."""
 
 _MOST_DESCRIPTORS = 20
-
-AnswersDone = Callable[[list[Answer]], None]
 
 
 class DecisionLog:
@@ -45,12 +42,8 @@ class DecisionLog:
         """One if the log's level is debug, else None: then decisions cost nothing here."""
         return cls(known) if log.isEnabledFor(logging.DEBUG) else None
 
-    def before(self, done: AnswersDone, bodies: Sequence[bytes]) -> AnswersDone:
-        """What writes the answers to these requests down, and hands them on to `done`."""
-        return partial(self._write, done, bodies)
-
-    def _write(self, done: AnswersDone, bodies: Sequence[bytes], answers: list[Answer]) -> None:
-        done(answers)
+    def write(self, bodies: Sequence[bytes], answers: Sequence[Answer]) -> None:
+        """Writes the answers to these requests down."""
         now = self._clock()
         if now - self._second_us >= SECOND_US:
             if self._left_out:
@@ -75,31 +68,31 @@ def _line(
     try:
         request = wire.decode_request(body)
     except BadRequestError:
-        asked = f"a request of {len(body)} bytes that cannot be read"
+        subject = f"a request of {len(body)} bytes that cannot be read"
     else:
-        asked, descriptors = _text(request.domain), request.descriptors
-        fields["domain"] = asked
+        subject, descriptors = _text(request.domain), request.descriptors
+        fields["domain"] = subject
         if not known(request.domain):
             why = "no rules for this domain"
     if not isinstance(answer, bytes):
         fields |= {"code": answer.code.name, "reason": _text(answer.message)}
-        return f"refused, {answer.code.name}: {asked}: {_text(answer.message)}", fields
+        return f"refused, {answer.code.name}: {subject}: {_text(answer.message)}", fields
     decision = wire.decode_decision(answer)
     policies, overrides = _listed(decision, "by_policy"), _listed(decision, "by_override")
-    reasons = {_place(each): f"failure policy {each['policy']}" for each in policies}
-    reasons |= {_place(each): f"{each['kind']} {each['id']}" for each in overrides}
-    told = [
-        _told(*pair, reasons.get(place, why))
-        for place, pair in enumerate(zip(descriptors, decision.statuses, strict=True))
-        if place < _MOST_DESCRIPTORS
+    reasons = {_index(each): f"failure policy {each['policy']}" for each in policies}
+    reasons |= {_index(each): f"{each['kind']} {each['id']}" for each in overrides}
+    described = [
+        _described(*pair, reasons.get(index, why))
+        for index, pair in enumerate(zip(descriptors, decision.statuses, strict=True))
+        if index < _MOST_DESCRIPTORS
     ]
-    fields |= {"code": decision.code.name, "descriptors": told}
+    fields |= {"code": decision.code.name, "descriptors": described}
     by = ", by failure policy" if policies else ""
     if overrides:
         by += ", by " + ", ".join(f"{each['kind']} {each['id']}" for each in overrides)
     more = len(descriptors) - _MOST_DESCRIPTORS
     rest = [f"and {more} more"] if more > 0 else []
-    return f"decided {decision.code.name}{by}: {asked}: {'; '.join([*told, *rest])}", fields
+    return f"decided {decision.code.name}{by}: {subject}: {'; '.join([*described, *rest])}", fields
 
 
 _NO_RULE = "no rule matches, or another one replaces it"
@@ -111,11 +104,11 @@ def _listed(decision: Decision, name: str) -> list[Mapping[str, object]]:
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
-def _place(listed: Mapping[str, object]) -> int:
+def _index(listed: Mapping[str, object]) -> int:
     return int(str(listed["descriptor"]).partition(".")[0])
 
 
-def _told(descriptor: Descriptor, status: Status, why: str) -> str:
+def _described(descriptor: Descriptor, status: Status, why: str) -> str:
     entries = ",".join(f"{_text(key)}={_text(value)}" for key, value in descriptor.entries)
     if status.limit is None or status.reset_us is None:
         how = "unlimited" if status.remaining else f"not counted: {why}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from ratelimit_service.errors import StatusCode
+from ratelimit_service.model.refusal import Refusal
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.service.refusal import Refusal
 
 __all__ = ["FAILED_REQUEST", "Faults"]
 

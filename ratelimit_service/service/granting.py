@@ -69,7 +69,7 @@ class Granting:
         """As `Store.charge`. Each call to the store is settled atomically."""
         now_us = self._clock()
         tries = [
-            _Try(place, wish, self._unspent(wish, now_us)) for place, wish in enumerate(wishes)
+            _Try(index, wish, self._unspent(wish, now_us)) for index, wish in enumerate(wishes)
         ]
         _Charging(self, tries, done, wanted, deadline_us, rank).go_on(tries)
 
@@ -77,7 +77,7 @@ class Granting:
         self, tries: Sequence[_Try], done: Done, wanted: Wanted, deadline_us: int, rank: int
     ) -> None:
         """Has the store settle what is to be tried next."""
-        still = _WantedAt(wanted, [each.place for each in tries]).wanted
+        still = _WantedAt(wanted, [each.index for each in tries]).wanted
         self._store.charge([each.hits for each in tries], done, still, deadline_us, rank)
 
     def spent(self, key: bytes) -> None:
@@ -107,13 +107,13 @@ class Granting:
 class _WantedAt:
     """`wanted` for some of the places."""
 
-    def __init__(self, wanted: Wanted, places: Sequence[int]) -> None:
+    def __init__(self, wanted: Wanted, indices: Sequence[int]) -> None:
         self._wanted = wanted
-        self._places = places
+        self._indices = indices
 
-    def wanted(self, place: int) -> bool:
+    def wanted(self, index: int) -> bool:
         """Whether its caller still waits."""
-        return wanted_at(self._wanted, self._places, place)
+        return wanted_at(self._wanted, self._indices, index)
 
 
 class _Charging:
@@ -140,13 +140,13 @@ class _Charging:
         self._asking = tries
         self._granting.ask(tries, self._settled, self._wanted, self._deadline_us, self._rank)
 
-    def _settled(self, found: list[Settled]) -> None:
+    def _settled(self, results: list[Settled]) -> None:
         again = []
-        asked = len(self._asking)
-        if len(found) != asked:  # nobody can tell whose these are
-            self._granting.note(ValueError(f"{asked} requests were asked, {len(found)} answered"))
-            found = [BROKEN] * asked
-        for each, settled in zip(self._asking, found, strict=True):
+        count = len(self._asking)
+        if len(results) != count:  # nobody can tell whose these are
+            self._granting.note(ValueError(f"{count} requests were asked, {len(results)} answered"))
+            results = [BROKEN] * count
+        for each, settled in zip(self._asking, results, strict=True):
             hits = each.hits
             try:
                 if each.settled(settled, self._granting):
@@ -168,8 +168,8 @@ class _Charging:
 class _Try:
     """A request, and what was charged for it last."""
 
-    def __init__(self, place: int, wish: Wish, grants: list[list[Hit]]) -> None:
-        self.place = place
+    def __init__(self, index: int, wish: Wish, grants: list[list[Hit]]) -> None:
+        self.index = index
         self._wish = wish
         self._grants = grants
         """Those that are left to be tried, for each hit."""
@@ -188,53 +188,53 @@ class _Try:
         """What is left of grants that had too little for all hits, by places in the wish."""
         self._prepare()
 
-    def settled(self, found: Settled, granting: Granting) -> bool:
+    def settled(self, stored: Settled, granting: Granting) -> bool:
         """Takes what the store says; returns whether it is to be asked again."""
         if not any(self._grants) and not self._refunded and not self._rest:
-            self.result = self._banned(found)
+            self.result = self._banned(stored)
             return False
-        if not found.outcomes:
-            self.result = found
+        if not stored.outcomes:
+            self.result = stored
             return False
-        spent = self._spent(found, granting)
-        self._keep_refunds(found)
-        if not found.verdict.passes and not self._final:
+        spent = self._spent(stored, granting)
+        self._keep_refunds(stored)
+        if not stored.verdict.passes and not self._final:
             if spent:
-                for place, rest in spent.items():
-                    del self._grants[place][0]
-                    self._rest[place] += rest
+                for index, rest in spent.items():
+                    del self._grants[index][0]
+                    self._rest[index] += rest
                 self._prepare()
                 return True
             # Without grants denied hits have been counted by this try.
             counting = any(self._grants) and any(hit.count_denied for hit in self._wish.hits)
-            if found.verdict is Verdict.DENIED and counting:
+            if stored.verdict is Verdict.DENIED and counting:
                 self._final = True
                 self._prepare()
                 return True
-        self.result = self._banned(self._mapped(found))
+        self.result = self._banned(self._mapped(stored))
         return False
 
-    def _spent(self, found: Settled, granting: Granting) -> dict[int, int]:
+    def _spent(self, stored: Settled, granting: Granting) -> dict[int, int]:
         """The places whose grants had no room, and for how many hits they have."""
         spent = {}
         keys = Counter([hit.key for hit in self.hits])
-        for at, place in enumerate(self._of):
-            outcome = found.outcomes[at]
-            if self._on_grant(place) and outcome is not None and outcome.over:
-                spent[place] = outcome.remaining
+        for at, index in enumerate(self._of):
+            outcome = stored.outcomes[at]
+            if self._on_grant(index) and outcome is not None and outcome.over:
+                spent[index] = outcome.remaining
                 key = self.hits[at].key
                 # Another hit of the same request may have used the grant up.
                 if not (outcome.remaining or outcome.local) and keys[key] == 1:
                     granting.spent(key)
         return spent
 
-    def _keep_refunds(self, found: Settled) -> None:
-        for at, place in enumerate(self._of):
-            if self._wish.hits[place].refund:
-                self._refunded[place] = found.outcomes[at]
+    def _keep_refunds(self, stored: Settled) -> None:
+        for at, index in enumerate(self._of):
+            if self._wish.hits[index].refund:
+                self._refunded[index] = stored.outcomes[at]
 
-    def _on_grant(self, place: int) -> bool:
-        return bool(self._grants) and bool(self._grants[place])
+    def _on_grant(self, index: int) -> bool:
+        return bool(self._grants) and bool(self._grants[index])
 
     def _prepare(self) -> None:
         """Puts together what is charged next.
@@ -248,15 +248,15 @@ class _Try:
         granted = any(self._grants)
         passes_quota = granted and self._passes_quota()
         led = False
-        for place, hit in enumerate(wish.hits):
+        for index, hit in enumerate(wish.hits):
             if not hit.joined:
                 led = False
-            if place in self._refunded:
+            if index in self._refunded:
                 continue
-            self._of.append(place)
-            if self._on_grant(place):
-                hits.append(self._grants[place][0])
-                peeks.append(place)
+            self._of.append(index)
+            if self._on_grant(index):
+                hits.append(self._grants[index][0])
+                peeks.append(index)
                 continue
             own = hit._replace(joined=hit.joined and led)
             if granted and not self._final:
@@ -266,9 +266,9 @@ class _Try:
             hits.append(own)
             led = True
         self._peeks = {}
-        for place in peeks:
-            others = [wish.hits[place], *self._grants[place][1:]]
-            self._peeks[place] = list(range(len(hits), len(hits) + len(others)))
+        for index in peeks:
+            others = [wish.hits[index], *self._grants[index][1:]]
+            self._peeks[index] = list(range(len(hits), len(hits) + len(others)))
             hits += [
                 each._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False)
                 for each in others
@@ -278,35 +278,35 @@ class _Try:
     def _passes_quota(self) -> bool:
         """Whether all limits of one quota are on grants: then the others cannot deny."""
         descriptor = True
-        for place, hit in enumerate(self._wish.hits):
+        for index, hit in enumerate(self._wish.hits):
             if not hit.joined:
-                if place and descriptor:
+                if index and descriptor:
                     return True
                 descriptor = hit.mode is Mode.QUOTA and not hit.refund
-            descriptor = descriptor and self._on_grant(place)
+            descriptor = descriptor and self._on_grant(index)
         return descriptor
 
-    def _mapped(self, found: Settled) -> Settled:
+    def _mapped(self, stored: Settled) -> Settled:
         """The result with one outcome for each hit of the wish."""
         outcomes: list[Outcome | None] = [
-            self._refunded.get(place) for place in range(len(self._wish.hits))
+            self._refunded.get(index) for index in range(len(self._wish.hits))
         ]
         charged = [*self._wish.hits]
-        for at, place in enumerate(self._of):
-            outcome = found.outcomes[at]
-            peeks = [found.outcomes[other] for other in self._peeks.get(place, ())]
-            if outcome is not None and not outcome.over and (peeks or self._rest[place]):
+        for at, index in enumerate(self._of):
+            outcome = stored.outcomes[at]
+            peeks = [stored.outcomes[other] for other in self._peeks.get(index, ())]
+            if outcome is not None and not outcome.over and (peeks or self._rest[index]):
                 more = sum([peek.remaining for peek in peeks if peek is not None])
                 outcome = outcome.replaced(
-                    remaining=min(MAX_ADDEND, outcome.remaining + more + self._rest[place]),
+                    remaining=min(MAX_ADDEND, outcome.remaining + more + self._rest[index]),
                     reset_us=peeks[0].reset_us if peeks and peeks[0] is not None else None,
                 )
-            outcomes[place] = outcome
-            charged[place] = self.hits[at]
-        by = self._of[found.by] if 0 <= found.by < len(self._of) else -1
-        return Granted(outcomes, found.verdict, by, found.cached, charged)
+            outcomes[index] = outcome
+            charged[index] = self.hits[at]
+        by = self._of[stored.by] if 0 <= stored.by < len(self._of) else -1
+        return Granted(outcomes, stored.verdict, by, stored.cached, charged)
 
-    def _banned(self, found: Settled) -> Settled:
-        if self._wish.banned and found.verdict.passes:
-            return Settled(found.outcomes, Verdict.DENIED)
-        return found
+    def _banned(self, stored: Settled) -> Settled:
+        if self._wish.banned and stored.verdict.passes:
+            return Settled(stored.outcomes, Verdict.DENIED)
+        return stored

@@ -48,9 +48,9 @@ class Memo(Generic[_T]):
         cell = known & self._mask
         if self._marks[cell] != known >> _MARK_SHIFT & 0xFF:
             return None
-        found = self._blocks[cell >> _BLOCK_BITS][cell & _BLOCK - 1]
-        if found is not None and found[0] == key and found[1] == number:
-            return found[2]
+        entry = self._blocks[cell >> _BLOCK_BITS][cell & _BLOCK - 1]
+        if entry is not None and entry[0] == key and entry[1] == number:
+            return entry[2]
         return None
 
     def put(self, key: bytes, number: int, value: _T) -> None:

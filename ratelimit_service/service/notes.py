@@ -28,11 +28,11 @@ def note_unkept(
     plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]], note: Note
 ) -> None:
     """Notes the rules of a denied request that are looked at, and that lose what is reported."""
-    for planned, each in zip(plans, outcomes, strict=True):
-        declared = planned.declared
-        if not planned.rule.unkept or declared is None:
+    for plan, each in zip(plans, outcomes, strict=True):
+        declared = plan.declared
+        if not plan.rule.unkept or declared is None:
             continue
-        for hit, outcome in zip(planned.hits, each, strict=True):
+        for hit, outcome in zip(plan.hits, each, strict=True):
             if outcome is None or outcome.charged or not outcome.over:
                 continue
             algorithm = hit.spec.algorithm

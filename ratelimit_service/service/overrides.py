@@ -79,14 +79,14 @@ class Overrides:
 
     def find(self, name: str) -> Override | None:
         """The one with this id, if it holds now."""
-        found = self._steered.get(name)
-        return found if found is not None and found.holds(self.clock()) else None
+        override = self._steered.get(name)
+        return override if override is not None and override.holds(self.clock()) else None
 
     def alike(self, domain: str, entries: tuple[Entry, ...]) -> list[Override]:
         """Those that hold now and are written with just these entries, the oldest first."""
         now = self.clock()
-        found = [each for each in self._alike.get((domain, entries), ()) if each.holds(now)]
-        return sorted(found, key=age)
+        overrides = [each for each in self._alike.get((domain, entries), ()) if each.holds(now)]
+        return sorted(overrides, key=age)
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
@@ -113,10 +113,10 @@ class Overrides:
     async def refresh(self) -> None:
         """Puts in force what is kept now. Raises StoreError if nobody can say."""
         async with self._turn:
-            found = await self.kept.changed()
-            if found is not None:
-                self._known = dict(found)
-                await self._take(found)
+            overrides = await self.kept.changed()
+            if overrides is not None:
+                self._known = dict(overrides)
+                await self._take(overrides)
             await self._end()
 
     async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
@@ -130,12 +130,12 @@ class Overrides:
         await self.kept.change(added, [*removed, *forgotten], *audit)
         await self.refresh()
 
-    async def _take(self, found: Mapping[str, Override]) -> None:
+    async def _take(self, overrides: Mapping[str, Override]) -> None:
         """Brings the overrides in force to what is kept, some at a time; new ones come first."""
         now = self.clock()
         steered = self._steered
         new: list[Override] = []
-        async for each in slowly(found.values(), _COMPARED_AT_ONCE):
+        async for each in slowly(overrides.values(), _COMPARED_AT_ONCE):
             known = steered.get(each.id)
             # Nearly all are the very same, and to compare them takes longer.
             if known is not each and known != each and each.holds(now):
@@ -145,7 +145,7 @@ class Overrides:
                 self._drop(steered[each.id])
             self._put(each)
         old = slowly(list(steered.values()), _COMPARED_AT_ONCE)
-        gone = [each async for each in old if each.id not in found]
+        gone = [each async for each in old if each.id not in overrides]
         async for each in slowly(gone, _AT_ONCE):
             self._drop(each)
 

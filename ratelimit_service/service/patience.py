@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from ratelimit_service.model.request import LEAST_TIMEOUT_US
 from ratelimit_service.stores import NEVER
 
-__all__ = ["LEAST_TIMEOUT_US", "counted_until"]
+__all__ = ["counted_until"]
 
-_LEAST_WAY_US: Final = 2_000
-
-LEAST_TIMEOUT_US: Final = _LEAST_WAY_US
-"""Who says that it waits for no longer than this counts as one who says nothing: nobody could
-answer in time. It is counted, unless it takes its call back before."""
+_LEAST_WAY_US: Final = LEAST_TIMEOUT_US
 
 
 def counted_until(arrived_us: int, timeout_us: int) -> int:

@@ -12,14 +12,14 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.limiter import Plan, PlanTemplate, SteeredPlans
 from ratelimit_service.model import Hit, Request
+from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import EffortSpentError
 from ratelimit_service.rules.tree import Domain, Snapshot
-from ratelimit_service.service.asked import UNKNOWN, Asked, Untouched
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.memo import Memo
+from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched
 from ratelimit_service.service.rare_log import RareLog
-from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 
@@ -49,7 +49,7 @@ class Planning:
         self._rare_log = rare_log
         self._planner = limiter.Planner(settings)
         self.compiler = self._planner.compiler
-        self.requests = Memo[Asked](_REQUESTS)
+        self.requests = Memo[PlannedRequest](_REQUESTS)
         """Whole requests: who plans looks here first."""
         self._parts = Memo[Plan](_PARTS)
         """Of plain descriptors."""
@@ -65,20 +65,20 @@ class Planning:
         self.unfinished = False
         """Whether any request is to be planned on in a later turn: it is answered LATER so far."""
 
-    def ask(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
+    def ask(self, body: bytes, snapshot: Snapshot) -> PlannedRequest | Answer:
         """Plans a request that is not remembered as a whole; its parts may be."""
         try:
             split = wire.split_request(body)
             if split is not None:
                 plans, remembered = self._plan_parts(split, snapshot)
                 if plans:
-                    asked = self._asked(plans, None)
+                    planned = self._request_of(plans, None)
                     if self.untouched is not None:
-                        asked.untouched = UNKNOWN if self._met_odd else self.untouched(split)
+                        planned.untouched = UNKNOWN if self._met_odd else self.untouched(split)
                         self._met_odd = False
                     if remembered:
-                        self.requests.put(body, snapshot.number, asked)
-                    return asked
+                        self.requests.put(body, snapshot.number, planned)
+                    return planned
             request = wire.decode_request(body)
             return self._plan_whole(request, split, snapshot)
         except BadRequestError as error:
@@ -94,18 +94,20 @@ class Planning:
         """The plan of each descriptor, by the rules alone."""
         return self._planner.plan(request, snapshot)
 
-    def asked(self, steered: SteeredPlans, request: Request) -> Asked:
+    def planned(self, steered: SteeredPlans, request: Request) -> PlannedRequest:
         """What is asked of the store for a request whose plans overrides have changed."""
         plans = steered.plans
         says, leasing = 0, False
-        for planned in plans:
-            says |= planned.rule.says
-            leasing = leasing or (planned.rule.leasing and not planned.refund)
+        for plan in plans:
+            says |= plan.rule.says
+            leasing = leasing or (plan.rule.leasing and not plan.refund)
         self.leases = self.leases or leasing
         told = request if self._planner.needs_request else None
-        return Asked(plans, steered.hits, None, says, told, leasing, steered.settled)
+        return PlannedRequest(plans, steered.hits, None, says, told, leasing, steered.settled)
 
-    def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> Asked:
+    def _plan_whole(
+        self, request: Request, split: wire.Split | None, snapshot: Snapshot
+    ) -> PlannedRequest:
         """Plans what cannot be planned part by part; the parts may be remembered all the same.
 
         Every request with a refund is one.
@@ -115,17 +117,17 @@ class Planning:
                 "refund", "refunds (is_negative_hits) are not taken: this service has --no-refunds"
             )
         plans = self._planner.plan(request, snapshot)
-        asked = self._asked(plans, request if self._planner.needs_request else None)
+        planned = self._request_of(plans, request if self._planner.needs_request else None)
         if request.domain not in snapshot.domains:
             if not snapshot.never_loaded(request.domain):
                 self._stats.unknown_domains += len(request.descriptors)
                 self._rare_log.unknown_domain(request.domain)
-        elif split and not asked.request and all(each.rule.independent for each in plans):
-            for part, planned in zip(split.parts, plans, strict=True):
+        elif split and not planned.request and all(each.rule.independent for each in plans):
+            for part, plan in zip(split.parts, plans, strict=True):
                 plain = wire.plain_entries(part, split.descriptor_at) is not None
                 parts = self._parts if plain else self._odd_parts
-                parts.put(part, snapshot.number, planned)
-        return asked
+                parts.put(part, snapshot.number, plan)
+        return planned
 
     def _plan_parts(self, split: wire.Split, snapshot: Snapshot) -> tuple[list[Plan], bool]:
         """Plans each descriptor by itself. Returns no plans if one needs the whole request.
@@ -134,18 +136,18 @@ class Planning:
         """
         plans, remembered = [], True
         for part in split.parts:
-            planned = self._parts.get(part, snapshot.number)
-            if planned is None:
-                planned = self._plan_part(part, split, snapshot)
-                if planned is not None:
+            plan = self._parts.get(part, snapshot.number)
+            if plan is None:
+                plan = self._plan_part(part, split, snapshot)
+                if plan is not None:
                     remembered = False
-                    self._parts.put(part, snapshot.number, planned)
+                    self._parts.put(part, snapshot.number, plan)
                 else:
-                    planned = self._odd_parts.get(part, snapshot.number)
-                    if planned is None:
+                    plan = self._odd_parts.get(part, snapshot.number)
+                    if plan is None:
                         return [], False
                     self._met_odd = True
-            plans.append(planned)
+            plans.append(plan)
         return plans, remembered
 
     def _plan_part(self, part: bytes, split: wire.Split, snapshot: Snapshot) -> Plan | None:
@@ -177,12 +179,12 @@ class Planning:
         except UnicodeDecodeError:
             return None
 
-    def _asked(self, plans: list[Plan], request: Request | None) -> Asked:
+    def _request_of(self, plans: list[Plan], request: Request | None) -> PlannedRequest:
         hits: list[Hit] = []
         limits: list[wire.EncodedLimit] = []
         says, leasing = 0, False
-        for planned in plans:
-            rule, _, charged, _ = planned
+        for plan in plans:
+            rule, _, charged, _ = plan
             hits += charged
             says |= rule.says
             if rule.usual and not charged[0].refund:
@@ -191,4 +193,4 @@ class Planning:
                 leasing = self.leases = True
         settled = _CHARGED if hits else limiter.unasked(plans)
         usual = limits if len(limits) == len(plans) else None
-        return Asked(plans, hits, usual, says, request, leasing, settled)
+        return PlannedRequest(plans, hits, usual, says, request, leasing, settled)

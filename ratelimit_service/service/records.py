@@ -7,10 +7,10 @@ from typing import Final, NamedTuple, Protocol
 
 from ratelimit_service.limiter import DecidedBy, ground_of
 from ratelimit_service.model import Hit, Limit, Outcome, Override
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Answer
 from ratelimit_service.rules.paths import Source
-from ratelimit_service.service.asked import Asked
-from ratelimit_service.service.callers import CallOrigin
-from ratelimit_service.service.refusal import Answer
+from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.stores import BROKEN, Settled, Verdict
 
 __all__ = ["DecidedBatch", "DecisionRecord", "Listener", "is_denied", "record"]
@@ -54,23 +54,23 @@ class DecisionRecord(NamedTuple):
 class DecidedBatch:
     """Decisions that were made together. It holds what they were made of, and never changes.
 
-    `settled` is None after a fault of ours; then not all need have been `asked`. `records` are
+    `settled` is None after a fault of ours; then not all need have been `planned`. `records` are
     there if they were made before: then nothing else is known.
     """
 
-    __slots__ = ("answers", "asked", "bodies", "origins", "records", "settled", "took_us")
+    __slots__ = ("answers", "bodies", "origins", "planned", "records", "settled", "took_us")
 
     def __init__(
         self,
         bodies: Sequence[bytes],
-        asked: Sequence[Asked | Answer],
+        planned: Sequence[PlannedRequest | Answer],
         settled: Sequence[Settled] | None,
         answers: Sequence[Answer],
         origins: Sequence[CallOrigin] | None,
         took_us: int,
     ) -> None:
         self.bodies = bodies
-        self.asked = asked
+        self.planned = planned
         self.settled = settled
         self.answers = answers
         self.origins = origins
@@ -87,46 +87,46 @@ class DecidedBatch:
         decided.records = records
         return decided
 
-    def denied(self, place: int) -> bool:
+    def denied(self, index: int) -> bool:
         """Whether the request at this place did not pass."""
         if self.records is not None:
-            return self.records[place].denied
+            return self.records[index].denied
         verdict = None
-        if self.settled is not None and isinstance(self.asked[place], Asked):
-            verdict = self.settled[place].verdict
-        return is_denied(self.answers[place], verdict)
+        if self.settled is not None and isinstance(self.planned[index], PlannedRequest):
+            verdict = self.settled[index].verdict
+        return is_denied(self.answers[index], verdict)
 
-    def denied_places(self) -> Sequence[int]:
+    def denied_indices(self) -> Sequence[int]:
         """The places of the requests that did not pass."""
         if self.records is not None or self.settled is None:
-            return [place for place in range(len(self.bodies)) if self.denied(place)]
-        asked, settled = self.asked, self.settled
+            return [index for index in range(len(self.bodies)) if self.denied(index)]
+        planned, settled = self.planned, self.settled
         if [each.verdict for each in settled].count(_DENIED) == len(settled):
             return range(len(settled))  # as in a flood; a request without a plan is never DENIED
         return [
-            place
-            for place, (answer, each) in enumerate(zip(self.answers, self.settled, strict=True))
+            index
+            for index, (answer, each) in enumerate(zip(self.answers, self.settled, strict=True))
             if (
                 each.verdict is not _WITHIN
                 and each.verdict is not _ADMITTED
-                and isinstance(asked[place], Asked)
+                and isinstance(planned[index], PlannedRequest)
             )
             or not isinstance(answer, bytes)
         ]
 
-    def record(self, place: int) -> DecisionRecord:
+    def record(self, index: int) -> DecisionRecord:
         """The record of the request at this place."""
         if self.records is not None:
-            return self.records[place]
-        answer = self.answers[place]
-        asked = self.asked[place] if place < len(self.asked) else answer
+            return self.records[index]
+        answer = self.answers[index]
+        planned = self.planned[index] if index < len(self.planned) else answer
         settled = BROKEN
         if self.settled is not None:
-            settled = self.settled[place]
-        elif isinstance(asked, Asked) and not asked.hits:
-            settled = asked.settled
-        origin = None if self.origins is None else self.origins[place]
-        return record(self.bodies[place], asked, settled, answer, origin, self.took_us)
+            settled = self.settled[index]
+        elif isinstance(planned, PlannedRequest) and not planned.hits:
+            settled = planned.settled
+        origin = None if self.origins is None else self.origins[index]
+        return record(self.bodies[index], planned, settled, answer, origin, self.took_us)
 
 
 class Listener(Protocol):
@@ -146,31 +146,31 @@ def is_denied(answer: Answer, verdict: Verdict | None) -> bool:
 
 def record(
     body: bytes,
-    asked: Asked | Answer,
+    planned: PlannedRequest | Answer,
     settled: Settled,
     answer: Answer,
     caller: CallOrigin | None = None,
     took_us: int = -1,
 ) -> DecisionRecord:
     """The record of a request with what it came to."""
-    if not isinstance(asked, Asked):
+    if not isinstance(planned, PlannedRequest):
         # Answered before it was planned: by policy, for lack of time, or refused.
-        by = DecidedBy.POLICY if isinstance(asked, bytes) else DecidedBy.NOTHING
+        by = DecidedBy.POLICY if isinstance(planned, bytes) else DecidedBy.NOTHING
         return DecisionRecord(body, answer, None, by, caller=caller, took_us=took_us)
-    found = ground_of(asked.plans, settled)
-    declared = found.plan.declared if found.plan is not None else None
+    reason = ground_of(planned.plans, settled)
+    declared = reason.plan.declared if reason.plan is not None else None
     return DecisionRecord(
         body,
         answer,
         settled.verdict,
-        found.by,
-        found.limit,
+        reason.by,
+        reason.limit,
         "" if declared is None else declared.path,
-        found.outcome,
-        found.hit,
-        found.descriptor,
+        reason.outcome,
+        reason.hit,
+        reason.descriptor,
         None if declared is None else declared.source,
         caller=caller,
         took_us=took_us,
-        overrides=() if found.plan is None else found.plan.rule.overrides,
+        overrides=() if reason.plan is None else reason.plan.rule.overrides,
     )

@@ -7,7 +7,6 @@ how one request is planned (`planning`) and answered (`answering`), and who is t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -15,6 +14,8 @@ from typing import Final
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.matchers.effort import (
     EFFORT,
@@ -25,19 +26,17 @@ from ratelimit_service.rules.matchers.effort import (
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
-from ratelimit_service.service.asked import Asked, leased
-from ratelimit_service.service.callers import CallOrigin
+from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.notes import Note, unnoted
+from ratelimit_service.service.planned import PlannedRequest, leased
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch
-from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.steering import Steered, Steering
 from ratelimit_service.service.telling import Telling
-from ratelimit_service.service.tracer import Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     DROPPED,
@@ -47,9 +46,7 @@ from ratelimit_service.stores import (
     Store,
     Verdict,
     Wanted,
-    always,
     unknown,
-    wanted_at,
 )
 
 __all__ = ["Service"]
@@ -117,48 +114,29 @@ class Service:
         origins: Sequence[CallOrigin] | None = None,
     ) -> list[Answer]:
         """As `submit`, for callers that wait."""
-        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        made_by = None if origins is None else list(origins)
+        batch = AwaitedBatch(list(bodies), deadline_us, origins=made_by)
+        self.submit(batch)
+        return await batch.future
 
-        def answered(answers: list[Answer]) -> None:
-            if not future.done():  # it is, if the task that waits for it was cancelled
-                future.set_result(answers)
+    def submit(self, batch: Batch, now_us: int = 0) -> None:
+        """Answers serialized RateLimitRequests: the batch gets the answers, now or later.
 
-        self.submit(bodies, answered, lambda _: not future.done(), deadline_us, origins)
-        return await future
-
-    def submit(
-        self,
-        bodies: Sequence[bytes],
-        done: Callable[[list[Answer]], None],
-        wanted: Wanted = always,
-        deadline_us: int = NEVER,
-        origins: Sequence[CallOrigin] | None = None,
-        rank: int = 0,
-        now_us: int = 0,
-    ) -> None:
-        """Answers serialized RateLimitRequests: `done` gets the answers in their order.
-
-        `done` is called once, before this returns or later; nothing is raised. Each request is
-        settled atomically by itself, all against the same rules. A request that is not `wanted`
-        any more when its turn comes to be sent to the store is not charged, nor is one after the
-        deadline, which is by `clock.elapsed_us` (`counted_until`). A store sends requests of a
-        lower `rank` first, as `Store.charge` says. `origins` say who has made the calls, None
-        where nobody has looked (`Telling.wants_origins`). `now_us` is `elapsed_us`, from whoever
-        has just looked.
+        Nothing is raised. Each request is settled atomically by itself, all against the same rules.
+        One that is not wanted any more when its turn comes to be sent to the store is not charged,
+        nor is one after the deadline. `now_us` is `elapsed_us`, from whoever has just looked.
         """
-        if self._decisions is not None:
-            done = self._decisions.before(done, bodies)
-        batch = _Batch(done, bodies, now_us or elapsed_us(), origins, rank)
+        batch.started_us = now_us or elapsed_us()
         try:
-            if origins is not None:
-                batch.traced = self.telling.choose(origins)
+            if batch.origins is not None:
+                batch.traced = self.telling.choose(batch.origins)
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
             effort = EFFORT
             if effort.rest < MOST_AT_ONCE:
                 effort.renew({})
-            self._plan(batch, (), snapshot, wanted, deadline_us)
+            self._plan(batch, (), snapshot)
         except Exception as error:
             self._fail(batch, error)
 
@@ -171,56 +149,54 @@ class Service:
         tallied and told as if the store had denied it. It raises nothing.
         """
         answers: list[Answer | None] = [None] * len(bodies)
-        places: list[int] = []
-        asked: list[Asked | Answer] = []
+        indices: list[int] = []
+        planned: list[PlannedRequest | Answer] = []
         known: list[Settled] = []
-        found: dict[bytes, tuple[Asked, Settled] | None] = {}  # nothing is counted meanwhile
+        denials: dict[
+            bytes, tuple[PlannedRequest, Settled] | None
+        ] = {}  # nothing is counted meanwhile
         try:
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
-            for place, body in enumerate(bodies):
-                if body not in found:
-                    found[body] = self._known_denial(body, snapshot.number)
-                denial = found[body]
+            for index, body in enumerate(bodies):
+                if body not in denials:
+                    denials[body] = self._known_denial(body, snapshot.number)
+                denial = denials[body]
                 if denial is not None:
-                    places.append(place)
-                    asked.append(denial[0])
+                    indices.append(index)
+                    planned.append(denial[0])
                     known.append(denial[1])
         except Exception as error:  # then the others are not denied
             self._faults.note("it could not be told who is over", error)
-        if not asked:
+        if not planned:
             return answers
-        denied = [bodies[place] for place in places]
+        denied = [bodies[index] for index in indices]
+        known_origins = None if origins is None else [origins[index] for index in indices]
         given: list[Answer] = []
-        done: Callable[[list[Answer]], None] = given.extend
-        if self._decisions is not None:
-            done = self._decisions.before(done, denied)
-        told = None if origins is None else [origins[place] for place in places]
-        batch = _Batch(done, denied, elapsed_us(), told, 0)
-        batch.asked, batch.traced = asked, self.telling.choose(told)
+        batch = CallbackBatch(denied, given.extend, origins=known_origins)
+        batch.started_us = elapsed_us()
+        batch.planned, batch.traced = planned, self.telling.choose(known_origins)
         self._settled(batch, known, in_own_turn=True)
-        for place, answer in zip(places, given, strict=False):
-            answers[place] = answer
+        for index, answer in zip(indices, given, strict=False):
+            answers[index] = answer
         return answers
 
-    def _known_denial(self, body: bytes, number: int) -> tuple[Asked, Settled] | None:
+    def _known_denial(self, body: bytes, number: int) -> tuple[PlannedRequest, Settled] | None:
         """A remembered request that is known to be over, and what becomes of it; else None."""
-        asked = self._planning.requests.get(body, number)
-        if asked is None or not asked.hits or asked.leasing:
+        planned = self._planning.requests.get(body, number)
+        if planned is None or not planned.hits or planned.leasing:
             return None
-        if self.steering.active and not asked.untouched.holds:
+        if self.steering.active and not planned.untouched.holds:
             return None
-        settled = self._known_over(asked.hits)
-        return None if settled is None else (asked, settled)
+        settled = self._known_over(planned.hits)
+        return None if settled is None else (planned, settled)
 
     def _plan(
         self,
-        batch: _Batch,
-        before: Sequence[Asked | Answer],
+        batch: Batch,
+        before: Sequence[PlannedRequest | Answer],
         snapshot: Snapshot,
-        wanted: Wanted,
-        deadline_us: int,
     ) -> None:
         """Plans a batch and charges it, or plans on in a later turn.
 
@@ -232,45 +208,41 @@ class Service:
         remembered = planning.requests.get
         ask = planning.ask
         steered: list[Steered | None] | None = None
-        asked: list[Asked | Answer] = []
+        planned: list[PlannedRequest | Answer] = []
         effort = EFFORT
         effort.bounded = True
         try:
             if before:
-                asked = [
+                planned = [
                     ask(body, snapshot) if one is LATER else one
                     for body, one in zip(bodies, before, strict=True)
                 ]
             else:
-                asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
+                planned = [remembered(body, number) or ask(body, snapshot) for body in bodies]
             if self.steering.active:
-                steered = self.steering.steer(bodies, asked, snapshot, self._clock())
+                steered = self.steering.steer(bodies, planned, snapshot, self._clock())
         except EffortSpentError:
             planning.unfinished = True
         finally:
             effort.bounded = False
         if planning.unfinished:
             planning.unfinished = False
-            later = partial(
-                self._plan_on, batch, asked, snapshot, effort.found, wanted, deadline_us
-            )
+            later = partial(self._plan_on, batch, planned, snapshot, effort.results)
             shared_scheduler().go_on(later)
             return
-        self._charge_planned(batch, asked, steered, wanted, deadline_us)
+        self._charge_planned(batch, planned, steered)
 
     def _plan_on(
         self,
-        batch: _Batch,
-        before: Sequence[Asked | Answer],
+        batch: Batch,
+        before: Sequence[PlannedRequest | Answer],
         snapshot: Snapshot,
-        found: Searches,
-        wanted: Wanted,
-        deadline_us: int,
+        searches: Searches,
     ) -> None:
-        """Plans on, in another turn; `found` is what searches have found of this batch."""
+        """Plans on, in another turn; `searches` is what they have found of this batch."""
         try:
-            EFFORT.renew(found)
-            self._plan(batch, before, snapshot, wanted, deadline_us)
+            EFFORT.renew(searches)
+            self._plan(batch, before, snapshot)
         except Exception as error:
             self._fail(batch, error)
         finally:
@@ -278,51 +250,45 @@ class Service:
 
     def _charge_planned(
         self,
-        batch: _Batch,
-        asked: list[Asked | Answer],
+        batch: Batch,
+        planned: list[PlannedRequest | Answer],
         steered: list[Steered | None] | None,
-        wanted: Wanted,
-        deadline_us: int,
     ) -> None:
         """Charges a batch that is planned."""
-        planning = self._planning
-        if planning.leases:
-            asked = [
-                leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
+        if self._planning.leases:
+            planned = [
+                leased(one) if isinstance(one, PlannedRequest) and one.leasing else one
+                for one in planned
             ]
-        batch.asked = asked
-        charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
-        if len(charged) < len(asked):  # rare
-            batch.places = places = [
-                place for place, one in enumerate(asked) if isinstance(one, Asked) and one.hits
-            ]
-            wanted = partial(wanted_at, wanted, places)
-        if charged:
-            settled = partial(self._settled, batch)
-            if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
-                if steered is None:
-                    charge = partial(self._store.charge, charged, settled)
-                else:
-                    charge = partial(self.steering.charge, asked, steered, settled)
-                later = partial(self._charge, batch, charge, wanted, deadline_us)
-                shared_scheduler().go_on(later)
-            elif steered is None:
-                self._store.charge(charged, settled, wanted, deadline_us, batch.rank)
-            else:
-                self.steering.charge(asked, steered, settled, wanted, deadline_us, batch.rank)
-        else:
+        batch.planned = planned
+        charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
+        if not charged:
             self._settled(batch, [])
+            return
+        wanted: Wanted = batch.wants
+        if len(charged) < len(planned):  # rare
+            batch.indices = [
+                index
+                for index, one in enumerate(planned)
+                if isinstance(one, PlannedRequest) and one.hits
+            ]
+            wanted = batch.wants_charged
+        settled = partial(self._settled, batch)
+        if steered is None:
+            charge = partial(self._store.charge, charged, settled)
+        else:
+            charge = partial(self.steering.charge, planned, steered, settled)
+        if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
+            shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
+        else:
+            charge(wanted, batch.deadline_us, batch.rank)
 
     def _charge(
-        self,
-        batch: _Batch,
-        charge: Callable[[Wanted, int, int], None],
-        wanted: Wanted,
-        deadline_us: int,
+        self, batch: Batch, charge: Callable[[Wanted, int, int], None], wanted: Wanted
     ) -> None:
         """Charges what was planned in the turn before."""
         try:
-            charge(wanted, deadline_us, batch.rank)
+            charge(wanted, batch.deadline_us, batch.rank)
         except Exception as error:
             self._fail(batch, error)
 
@@ -334,7 +300,7 @@ class Service:
         return self._faults.request(error)
 
     def _settled(
-        self, batch: _Batch, charged: Sequence[Settled], *, in_own_turn: bool = False
+        self, batch: Batch, charged: Sequence[Settled], *, in_own_turn: bool = False
     ) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
         if not in_own_turn and len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
@@ -346,86 +312,86 @@ class Service:
             return
         answers: list[Answer] = []
         try:
-            found = charged if batch.places is None else batch.of_all(batch.places, charged)
+            settled = batch.of_all(charged)
             callers = self.callers
             exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
-            told = callers if exact else None
-            answers = self._answering.answer(batch.asked, found, told)
+            exact_callers = callers if exact else None
+            answers = self._answering.answer(batch.planned, settled, exact_callers)
             took_us = elapsed_us() - batch.started_us
-            self._stats.latency.add(took_us, batch.size)
+            self._stats.latency.add(took_us, len(batch.bodies))
         except Exception as error:
             self._fail(batch, error)
             self._give_back(batch, charged, answers)
         else:
             self._tell(batch, answers)
             if callers is not None:
-                callers.until -= batch.size
+                callers.until -= len(batch.bodies)
                 if callers.until < 0 or callers.unnamed:
-                    self._note_callers(batch, () if exact else found, answers, callers)
+                    self._note_callers(batch, () if exact else settled, answers, callers)
             if self._compiler.enqueues:
-                self._enqueue(batch, found)
+                self._enqueue(batch, settled)
             if self.telling.listeners or batch.traced:
-                self._record(batch, found, answers, took_us)
+                self._record(batch, settled, answers, took_us)
 
     def _give_back(
-        self, batch: _Batch, settled: Sequence[Settled], answers: Sequence[Answer]
+        self, batch: Batch, settled: Sequence[Settled], answers: Sequence[Answer]
     ) -> None:
         """Gives back what a batch was charged that is refused as a whole.
 
         Requests that were refused one by one, as `answers` say, have got theirs back.
         """
         charged = [
-            (place, asked)
-            for place, asked in enumerate(batch.asked)
-            if isinstance(asked, Asked) and asked.hits
+            (index, planned)
+            for index, planned in enumerate(batch.planned)
+            if isinstance(planned, PlannedRequest) and planned.hits
         ]
         if len(charged) != len(settled):
             return  # nobody can tell whose these are
-        for (place, asked), each in zip(charged, settled, strict=True):
-            if not (answers and isinstance(answers[place], Refusal)):
-                self._answering.give_back(asked, each)
+        for (index, planned), each in zip(charged, settled, strict=True):
+            if not (answers and isinstance(answers[index], Refusal)):
+                self._answering.give_back(planned, each)
 
-    def _enqueue(self, batch: _Batch, found: Sequence[Settled]) -> None:
+    def _enqueue(self, batch: Batch, found: Sequence[Settled]) -> None:
         """Hands on those denied requests of a batch whose rules have a queue."""
         enqueueing = self.enqueueing
         if enqueueing is None:
             return
         try:
-            for place, settled in enumerate(found):
-                asked = batch.asked[place]
-                if settled.verdict is Verdict.DENIED and isinstance(asked, Asked):
-                    rule = queue_of(asked.plans, settled)
+            for index, settled in enumerate(found):
+                planned = batch.planned[index]
+                if settled.verdict is Verdict.DENIED and isinstance(planned, PlannedRequest):
+                    rule = queue_of(planned.plans, settled)
                     if rule is not None:
-                        enqueueing.take(rule, batch.bodies[place])
+                        enqueueing.take(rule, batch.bodies[index])
         except Exception as error:
             self._faults.note("denied requests could not be queued", error)
 
     def _note_callers(
         self,
-        batch: _Batch,
-        found: Sequence[Settled],
+        batch: Batch,
+        settled: Sequence[Settled],
         answers: Sequence[Answer],
         callers: TopCallers,
     ) -> None:
         """Keeps those of a batch that are of the sample, and says who has no name yet.
 
-        Nothing was `found` if callers have heard of each outcome already.
+        Nothing is `settled` if callers have heard of each outcome already.
         """
         try:
-            place = batch.size + callers.until
-            while place < batch.size:
-                asked = batch.asked[place]
-                plans = asked.plans if isinstance(asked, Asked) else ()
-                tallied = found and isinstance(answers[place], bytes)
-                outcomes = found[place].outcomes if tallied else ()
-                if callers.keep(batch.bodies[place], plans, outcomes):
+            index = len(batch.bodies) + callers.until
+            while index < len(batch.bodies):
+                planned = batch.planned[index]
+                plans = planned.plans if isinstance(planned, PlannedRequest) else ()
+                tallied = settled and isinstance(answers[index], bytes)
+                outcomes = settled[index].outcomes if tallied else ()
+                if callers.keep(batch.bodies[index], plans, outcomes):
                     look_at_kept(callers)
-                place += callers.step(len(plans))
-            callers.until = place - batch.size
+                index += callers.step(len(plans))
+            callers.until = index - len(batch.bodies)
             if callers.unnamed:
-                for place, asked in enumerate(batch.asked):
-                    if isinstance(asked, Asked):
-                        callers.name(batch.bodies[place], asked.plans)
+                for index, planned in enumerate(batch.planned):
+                    if isinstance(planned, PlannedRequest):
+                        callers.name(batch.bodies[index], planned.plans)
                 callers.unnamed.clear()
         except Exception as error:
             callers.until = 0
@@ -435,84 +401,40 @@ class Service:
 
     def _record(
         self,
-        batch: _Batch,
-        found: Sequence[Settled] | None,
+        batch: Batch,
+        settled: Sequence[Settled] | None,
         answers: Sequence[Answer],
         took_us: int,
     ) -> None:
-        """Tells of a batch. Nothing was found after a fault."""
-        decided = DecidedBatch(batch.bodies, batch.asked, found, answers, batch.origins, took_us)
+        """Tells of a batch. Nothing is settled after a fault."""
+        decided = DecidedBatch(
+            batch.bodies, batch.planned, settled, answers, batch.origins, took_us
+        )
         self.telling.tell(decided, batch.traced)
 
-    def _fail(self, batch: _Batch, error: Exception) -> None:
+    def _fail(self, batch: Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
         if batch.finished:
             self._faults.note("a store failed after its answers", error)
             return
         batch.failed = True
         answers: list[Answer] = []
-        for one in batch.asked:
-            if isinstance(one, Asked) and one.hits:
+        for one in batch.planned:
+            if isinstance(one, PlannedRequest) and one.hits:
                 answers.append(self.bug(error))
             else:
-                known = one.settled if isinstance(one, Asked) else DROPPED
+                known = one.settled if isinstance(one, PlannedRequest) else DROPPED
                 answers += self._answering.answer([one], [known])
-        answers += [self.bug(error) for _ in range(batch.size - len(answers))]
+        answers += [self.bug(error) for _ in range(len(batch.bodies) - len(answers))]
         self._tell(batch, answers)
         if self.telling.listeners or batch.traced:
             self._record(batch, None, answers, elapsed_us() - batch.started_us)
 
-    def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
+    def _tell(self, batch: Batch, answers: list[Answer]) -> None:
         batch.finished = True
         try:
-            batch.done(answers)
+            batch.answer(answers)
+            if self._decisions is not None:
+                self._decisions.write(batch.bodies, answers)
         except Exception as error:
             self._faults.note("answers could not be handed on", error)
-
-
-class _Batch:
-    """One call of `submit`: its answers are given once, whatever the store does or fails to do."""
-
-    __slots__ = (
-        "asked",
-        "bodies",
-        "done",
-        "failed",
-        "finished",
-        "origins",
-        "places",
-        "rank",
-        "size",
-        "started_us",
-        "traced",
-    )
-
-    def __init__(
-        self,
-        done: Callable[[list[Answer]], None],
-        bodies: Sequence[bytes],
-        started_us: int,
-        origins: Sequence[CallOrigin] | None,
-        rank: int,
-    ) -> None:
-        self.done = done
-        self.bodies = bodies
-        self.origins = origins
-        self.size = len(bodies)
-        self.started_us = started_us
-        self.rank = rank
-        self.asked: Sequence[Asked | Answer] = ()
-        self.places: list[int] | None = None
-        """Which of them were charged, if not all."""
-        self.finished = False
-        self.failed = False
-        """Whether a fault of ours has refused what was to be charged."""
-        self.traced: Sequence[Traced] = ()
-        """Which of them become spans."""
-
-    def of_all(self, places: Sequence[int], charged: Sequence[Settled]) -> Sequence[Settled]:
-        """What each request of the batch came to, those that had nothing to charge as well."""
-        found = [one.settled if isinstance(one, Asked) else DROPPED for one in self.asked]
-        for place, each in zip(places, charged, strict=True):
-            found[place] = each
-        return found

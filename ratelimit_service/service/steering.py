@@ -18,12 +18,12 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
 from ratelimit_service.model import NEVER_US, Entry, Hit, Override
+from ratelimit_service.model.refusal import Answer
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.asked import UNKNOWN, Asked, Untouched, banned
 from ratelimit_service.service.granting import Granting, Wish
 from ratelimit_service.service.memo import Memo
+from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched, banned
 from ratelimit_service.service.planning import Planning
-from ratelimit_service.service.refusal import Answer
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Done, Store, Wanted
 
@@ -40,13 +40,13 @@ _SHORTEST: Final = 4
 class Steered(NamedTuple):
     """A request with its overrides, from `since_us` until before `until_us`.
 
-    Without `asked` no override takes any of its descriptors. `bans_end_us` is when a banned request
-    may come back, if that is known.
+    Without `planned` no override takes any of its descriptors. `bans_end_us` is when a banned
+    request may come back, if that is known.
     """
 
     since_us: int
     until_us: int
-    asked: Asked | None = None
+    planned: PlannedRequest | None = None
     grants: Sequence[Sequence[Hit]] = ()
     banned: bool = False
     bans_end_us: int | None = None
@@ -132,7 +132,7 @@ class Steering:
     def steer(
         self,
         bodies: Sequence[bytes],
-        asked: list[Asked | Answer],
+        planned: list[PlannedRequest | Answer],
         snapshot: Snapshot,
         now_us: int,
     ) -> list[Steered | None] | None:
@@ -141,22 +141,22 @@ class Steering:
         Tells of each what has changed it, None where nothing has; None if nothing has changed any.
         """
         touched: list[Steered | None] | None = None
-        for place, one in enumerate(asked):
-            if isinstance(one, Asked) and not one.untouched.holds:
-                steered = self._steered(bodies[place], one, snapshot, now_us)
-                if steered is not None and steered.asked is not None:
-                    found = steered.asked
+        for index, one in enumerate(planned):
+            if isinstance(one, PlannedRequest) and not one.untouched.holds:
+                steered = self._steered(bodies[index], one, snapshot, now_us)
+                if steered is not None and steered.planned is not None:
+                    found = steered.planned
                     if steered.bans_end_us is not None:
                         found = banned(found, steered.bans_end_us - now_us)
-                    asked[place] = found
+                    planned[index] = found
                     if touched is None:
-                        touched = [None] * len(asked)
-                    touched[place] = steered
+                        touched = [None] * len(planned)
+                    touched[index] = steered
         return touched
 
     def charge(
         self,
-        asked: Sequence[Asked | Answer],
+        planned: Sequence[PlannedRequest | Answer],
         touched: Sequence[Steered | None],
         done: Done,
         wanted: Wanted,
@@ -165,8 +165,8 @@ class Steering:
     ) -> None:
         """Has the store charge those requests that have hits."""
         wishes = []
-        for one, steered in zip(asked, touched, strict=True):
-            if isinstance(one, Asked) and one.hits:
+        for one, steered in zip(planned, touched, strict=True):
+            if isinstance(one, PlannedRequest) and one.hits:
                 if steered is None:
                     wishes.append(Wish(one.hits))
                 else:
@@ -197,7 +197,7 @@ class Steering:
         return self._domains.get(name)
 
     def _steered(
-        self, body: bytes, asked: Asked, snapshot: Snapshot, now_us: int
+        self, body: bytes, planned: PlannedRequest, snapshot: Snapshot, now_us: int
     ) -> Steered | None:
         """What overrides make of a request; None if none can take it."""
         steered = self._known(body, snapshot, now_us)
@@ -206,15 +206,15 @@ class Steering:
         split = wire.split_request(body)
         domain = self._domain(body, split)
         if domain is not None:
-            return self._look(body, asked, split, domain, snapshot, now_us)
+            return self._look(body, planned, split, domain, snapshot, now_us)
         if split is not None and split.domain in snapshot.domains:
-            asked.untouched = self._held(split.name)
+            planned.untouched = self._held(split.name)
         return None
 
     def _look(
         self,
         body: bytes,
-        asked: Asked,
+        planned: PlannedRequest,
         split: wire.Split | None,
         domain: _Domain,
         snapshot: Snapshot,
@@ -234,18 +234,18 @@ class Steering:
         if any(meetings):
             request = wire.decode_request(body)
             plans = self._planning.plans(request, snapshot)
-            for place, planned in enumerate(plans):
+            for index, plan in enumerate(plans):
                 # A ban says nothing of hits that are given back, also where nothing counts them.
-                if request.descriptors[place].is_negative_hits and not planned.hits:
-                    meetings[place] = []
+                if request.descriptors[index].is_negative_hits and not plan.hits:
+                    meetings[index] = []
             found = limiter.steer(plans, meetings, now_us, self._settings)
-            changed = self._planning.asked(found, request)
+            changed = self._planning.planned(found, request)
             grants = found.grants if any(found.grants) else ()
             steered = Steered(
                 now_us, found.until_us, changed, grants, found.banned, found.bans_end_us
             )
         elif split is not None and not any(taking):
-            asked.untouched = self._held(split.name)
+            planned.untouched = self._held(split.name)
         memo.put(body, domain.number, steered)
         return steered
 

@@ -30,7 +30,7 @@ class Tail:
 
     def __init__(self, telling: Telling) -> None:
         self._telling = telling
-        self._found: deque[tuple[int, DecisionRecord]] = deque(maxlen=_MOST)
+        self._denials: deque[tuple[int, DecisionRecord]] = deque(maxlen=_MOST)
         self._asked_us = 0
         self._timer: asyncio.TimerHandle | None = None
         """Looks whether somebody still watches, if anybody does."""
@@ -46,9 +46,9 @@ class Tail:
         if self._timer is None:
             self._telling.add(self)
             self._look_later()
-        found = list(self._found)
-        self._found.clear()
-        return found
+        denials = list(self._denials)
+        self._denials.clear()
+        return denials
 
     def stop(self) -> None:
         """Hears no more."""
@@ -56,18 +56,18 @@ class Tail:
             self._timer.cancel()
             self._timer = None
         self._telling.remove(self)
-        self._found.clear()
+        self._denials.clear()
 
     def hear(self, decided: DecidedBatch) -> None:
         """Notes what was denied."""
-        found = self._found
-        if len(found) == _MOST:
+        denials = self._denials
+        if len(denials) == _MOST:
             return
         at_us = now_us()
-        for place, body in enumerate(decided.bodies):
-            if len(body) <= _MOST_BYTES and decided.denied(place):
-                found.append((at_us, decided.record(place)))
-                if len(found) == _MOST:
+        for index, body in enumerate(decided.bodies):
+            if len(body) <= _MOST_BYTES and decided.denied(index):
+                denials.append((at_us, decided.record(index)))
+                if len(denials) == _MOST:
                     return
 
     def missed(self, calls: int) -> None:

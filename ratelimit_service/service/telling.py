@@ -11,10 +11,10 @@ from typing import Final
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.limiter import DecidedBy
-from ratelimit_service.service.callers import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Refusal
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord, Listener
-from ratelimit_service.service.refusal import Refusal
 from ratelimit_service.service.tracer import Traced, Tracer
 
 __all__ = ["Telling"]
@@ -80,11 +80,11 @@ class Telling:
                     self._faults.note("a listener failed with calls that were refused", error)
         if not calls:
             return
-        told = [
+        records = [
             DecisionRecord(body, _NO_TIME, None, DecidedBy.NOTHING, caller=origin)
             for body, origin in calls
         ]
-        self.tell(DecidedBatch.of(told), self.choose([origin for _, origin in calls]))
+        self.tell(DecidedBatch.of(records), self.choose([origin for _, origin in calls]))
 
     def _trace(self, decided: DecidedBatch, traced: Sequence[Traced]) -> None:
         tracer = self.tracer

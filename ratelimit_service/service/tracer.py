@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ratelimit_service.service.callers import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.service.records import DecisionRecord
 
 __all__ = ["Traced", "Tracer"]

@@ -73,12 +73,12 @@ def from_environment(environ: Mapping[str, str], prefix: str, **given: object) -
     Raises SettingsError for what cannot be used.
     """
     below = defaults(environ)
-    found = {}
-    for each in settings():
-        text = environ.get(each.environment) or below.get(each.name)
-        if each.name.startswith(prefix) and text:
-            found[each.name] = each.parse(checked(each.environment, text, each.parse))
-    return Settings(**(found | given))  # type: ignore[arg-type]  # each was read by its parser
+    values = {}
+    for setting in settings():
+        text = environ.get(setting.environment) or below.get(setting.name)
+        if setting.name.startswith(prefix) and text:
+            values[setting.name] = setting.parse(checked(setting.environment, text, setting.parse))
+    return Settings(**(values | given))  # type: ignore[arg-type]  # each was read by its parser
 
 
 def defaults(environ: Mapping[str, str]) -> dict[str, str]:
@@ -87,11 +87,11 @@ def defaults(environ: Mapping[str, str]) -> dict[str, str]:
     That is what envoyproxy/ratelimit's names say and, below them, `RATELIMIT_DEFAULT_…`, by which
     an image has defaults of its own. Raises SettingsError for what cannot be used.
     """
-    found = {}
-    for each in settings():
-        if text := environ.get(each.default_environment):
-            found[each.name] = checked(each.default_environment, text, each.parse)
-    return found | from_reference(environ)
+    values = {}
+    for setting in settings():
+        if text := environ.get(setting.default_environment):
+            values[setting.name] = checked(setting.default_environment, text, setting.parse)
+    return values | from_reference(environ)
 
 
 def refuse_incomplete(environ: Mapping[str, str], given: Settings, *, store_named: bool) -> None:
@@ -154,7 +154,9 @@ def _unknown(environ: Mapping[str, str]) -> list[str]:
 def _known() -> set[str]:
     """The names below `RATELIMIT_` that mean something."""
     return {
-        name for each in settings() for name in (each.environment, each.default_environment)
+        name
+        for setting in settings()
+        for name in (setting.environment, setting.default_environment)
     } | {*_OTHERS}
 
 
@@ -169,17 +171,17 @@ def _strange(environ: Mapping[str, str]) -> list[str]:
 
 
 def _unknown_of_theirs(environ: Mapping[str, str]) -> list[str]:
-    honoured = [each.name for each in REFERENCE if each.treatment is Treatment.HONOURED]
+    honoured = [variable.name for variable in REFERENCE if variable.treatment is Treatment.HONOURED]
     unknown = []
     for name in sorted(environ):
         family = _THEIRS.match(name)
         if (
             not (family and environ[name])
             or is_service_link(name, environ[name])
-            or any(each.is_for(name) for each in REFERENCE)
+            or any(variable.is_for(name) for variable in REFERENCE)
         ):
             continue
-        alike = [each for each in honoured if each.startswith(family[0])]
+        alike = [variable for variable in honoured if variable.startswith(family[0])]
         if near := get_close_matches(name, alike, n=1, cutoff=_NEAR_THEIRS):
             raise SettingsError(f"{name} is no name of a setting: did you mean {near[0]}?")
         if not _OF_GRPC.match(name):

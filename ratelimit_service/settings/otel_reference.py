@@ -23,28 +23,28 @@ _PROTOCOLS = {"http/protobuf": "http", "http": "http", "grpc": "grpc"}
 
 def otel_of(environ: Mapping[str, str]) -> dict[str, str]:
     """By field name. Raises SettingsError for values that cannot be used."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     if is_on(environ, "OTEL_SDK_DISABLED"):
-        return found
+        return values
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").lower()
     if exporter == "otlp" or (exporter != "none" and is_on(environ, "TRACING_ENABLED")):
-        found["otel_traces"] = "true"
+        values["otel_traces"] = "true"
     if environ.get("OTEL_METRICS_EXPORTER", "").lower() == "otlp":
-        found["otel_metrics"] = "true"
-    if not found:
-        return found  # both are off, so nobody reads the variables below
+        values["otel_metrics"] = "true"
+    if not values:
+        return values  # both are off, so nobody reads the variables below
     if ratio := _ratio(environ):
-        found["otel_sampling_ratio"] = ratio
+        values["otel_sampling_ratio"] = ratio
     if protocol := _protocol(environ):
-        found["otel_protocol"] = protocol
+        values["otel_protocol"] = protocol
     if interval := environ.get("OTEL_METRIC_EXPORT_INTERVAL"):
         text = f"{interval}ms"
-        found["otel_metrics_interval_us"] = checked(
+        values["otel_metrics_interval_us"] = checked(
             "OTEL_METRIC_EXPORT_INTERVAL", text, INTERVAL.parse
         )
     if resource := _resource(environ):
-        found["otel_resource"] = resource
-    return found
+        values["otel_resource"] = resource
+    return values
 
 
 def _ratio(environ: Mapping[str, str]) -> str:

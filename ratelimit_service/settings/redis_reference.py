@@ -34,12 +34,8 @@ def second_store_of(environ: Mapping[str, str]) -> str:
 
 
 def _url(environ: Mapping[str, str], prefix: str) -> str:
-    kind = (environ.get(f"{prefix}TYPE") or "single").lower()
-    if kind not in {"single", "sentinel", "cluster"}:
-        raise SettingsError(f"{prefix}TYPE={kind} is unknown: use single, sentinel or cluster")
-    socket = (environ.get(f"{prefix}SOCKET_TYPE") or "unix").lower()
-    if socket not in {"tcp", "unix"}:
-        raise SettingsError(f"{prefix}SOCKET_TYPE={socket} is unknown: use tcp or unix")
+    kind = _one_of(environ, f"{prefix}TYPE", ("single", "sentinel", "cluster"), "single")
+    socket = _one_of(environ, f"{prefix}SOCKET_TYPE", ("tcp", "unix"), "unix")
     url = tidy(checked(f"{prefix}URL", environ[f"{prefix}URL"], tidy))
     if "://" in url and not url.startswith(("redis://", "rediss://")):
         raise SettingsError(
@@ -54,13 +50,8 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
     file = _login_file(environ, prefix)
     options = (_tls_options(environ, prefix) if tls else {}) | file
     if kind == "sentinel":
-        name, _, hosts = url.partition(",")
-        if not hosts or _is_address(name):
-            raise SettingsError(
-                f"{prefix}URL lacks the name of the master, which comes before the Sentinels: "
-                "write NAME,HOST:PORT,HOST:PORT"
-            )
         options |= _sentinel_login(environ, prefix)
+        name, hosts = _master_and_sentinels(url, prefix)
         return f"{redis}+sentinel://{login}{hosts}/{name}{_query(options)}"
     if kind == "cluster":
         return f"{redis}+cluster://{login}{url}{_query(options)}"
@@ -71,18 +62,41 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
             options = _tls_options(environ, prefix) | file
         return f"{redis if tls else scheme}://{login}{rest}{_query(options, rest)}"
     if socket == "unix":
-        if _is_address(url):
-            raise SettingsError(
-                f"{prefix}URL is taken for the path of a Unix socket: if it is HOST:PORT, set "
-                f"{prefix}SOCKET_TYPE=tcp"
-            )
-        if tls:
-            raise SettingsError(
-                f"{prefix}TLS is on, but {prefix}URL is the path of a Unix socket, which has no "
-                f"TLS: set {prefix}SOCKET_TYPE=tcp, or {prefix}TLS=false"
-            )
+        _check_path(url, prefix, tls=tls)
         return f"redis+unix://{login}{url}{_query(options)}"
     return f"{redis}://{login}{url}{_query(options)}"
+
+
+def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...], default: str) -> str:
+    value = (environ.get(name) or default).lower()
+    if value not in known:
+        words = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise SettingsError(f"{name}={value} is unknown: use {words}")
+    return value
+
+
+def _master_and_sentinels(url: str, prefix: str) -> tuple[str, str]:
+    name, _, hosts = url.partition(",")
+    if not hosts or _is_address(name):
+        raise SettingsError(
+            f"{prefix}URL lacks the name of the master, which comes before the Sentinels: "
+            "write NAME,HOST:PORT,HOST:PORT"
+        )
+    return name, hosts
+
+
+def _check_path(url: str, prefix: str, *, tls: bool) -> None:
+    """Raises SettingsError for what is no path of a Unix socket, or is to speak TLS."""
+    if _is_address(url):
+        raise SettingsError(
+            f"{prefix}URL is taken for the path of a Unix socket: if it is HOST:PORT, set "
+            f"{prefix}SOCKET_TYPE=tcp"
+        )
+    if tls:
+        raise SettingsError(
+            f"{prefix}TLS is on, but {prefix}URL is the path of a Unix socket, which has no "
+            f"TLS: set {prefix}SOCKET_TYPE=tcp, or {prefix}TLS=false"
+        )
 
 
 def _is_address(text: str) -> bool:
@@ -116,7 +130,7 @@ def _login_file(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _as_password(text: str) -> None:
-    if any(not each.isprintable() for each in text):
+    if any(not character.isprintable() for character in text):
         raise SettingsError("it holds a line end or a sign that nobody can type: take it out")
     if re.fullmatch(r"\$\(\w+\)|\$\{\w+\}|.*\{\{.*\}\}.*", text):
         raise SettingsError("it is the name of a variable, not its value: it was not replaced")

@@ -348,7 +348,7 @@ def is_service_link(name: str, value: str) -> bool:
 
 def set_in(environ: Mapping[str, str]) -> Iterator[tuple[Variable, str, str]]:
     """The variables of the reference that are set, in the table's order, with name and value."""
-    for each in REFERENCE:
+    for variable in REFERENCE:
         for name, value in sorted(environ.items()):
-            if value and each.is_for(name) and not is_service_link(name, value):
-                yield each, name, value
+            if value and variable.is_for(name) and not is_service_link(name, value):
+                yield variable, name, value

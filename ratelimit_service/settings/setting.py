@@ -67,16 +67,16 @@ class Group:
 
     def setting(self, default: T, value_type: ValueType[T], text: str) -> T:
         """Declares a field of a dataclass as a setting of this group."""
-        told = {
+        metadata = {
             "value_type": value_type,
             "help": text,
             "group": self.title,
         }
-        return field(default=default, metadata=told)
+        return field(default=default, metadata=metadata)
 
 
 def declared_in(settings: type) -> Iterator[Setting]:
     """Every setting that a dataclass declares, in its order."""
-    for each in fields(settings):
-        assert each.default is not MISSING  # noqa: S101 -- `Group.setting` gives one
-        yield Setting(each.name, each.default, **each.metadata)
+    for declared in fields(settings):
+        assert declared.default is not MISSING  # noqa: S101 -- `Group.setting` gives one
+        yield Setting(declared.name, declared.default, **declared.metadata)

@@ -45,32 +45,34 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
         and not is_service_link(name, value)
     }
     _refuse(environ)
-    parsers = {each.name: each.parse for each in settings()}
-    found = {
-        each.settings[0]: checked(each.name, environ[each.name], parsers[each.settings[0]])
-        for each in REFERENCE
-        if each.as_is and each.name in environ
+    parsers = {setting.name: setting.parse for setting in settings()}
+    values = {
+        variable.settings[0]: checked(
+            variable.name, environ[variable.name], parsers[variable.settings[0]]
+        )
+        for variable in REFERENCE
+        if variable.as_is and variable.name in environ
     }
     if not is_on(environ, "GRPC_SERVER_USE_TLS"):
         for name in _TLS:
-            found.pop(name, None)
+            values.pop(name, None)
     if not is_on(environ, "CONFIG_GRPC_XDS_SERVER_USE_TLS"):
         for name in _XDS_TLS:
-            found.pop(name, None)
-    found |= _addresses(environ)
-    found |= _metrics(environ)
-    found |= otel_of(environ)
+            values.pop(name, None)
+    values |= _addresses(environ)
+    values |= _metrics(environ)
+    values |= otel_of(environ)
     if any(name in environ for name in _RUNTIME):
         parts = (environ.get(name, default) for name, default in _RUNTIME.items())
-        found["rules"] = normpath(re.sub("/+", "/", "/".join(filter(None, parts))))
+        values["rules"] = normpath(re.sub("/+", "/", "/".join(filter(None, parts))))
     if environ.get("CONFIG_TYPE", "").lower() == "grpc_xds_sotw":
         server = environ.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
-        found["rules"] = f"xds://{checked('CONFIG_GRPC_XDS_SERVER_URL', server, split_address)}"
+        values["rules"] = f"xds://{checked('CONFIG_GRPC_XDS_SERVER_URL', server, split_address)}"
     if store := store_of(environ):
-        found["store"] = store
+        values["store"] = store
         if second := second_store_of(environ):
-            found["second_store"] = second
-    return found
+            values["second_store"] = second
+    return values
 
 
 def _refuse(environ: Mapping[str, str]) -> None:
@@ -80,37 +82,37 @@ def _refuse(environ: Mapping[str, str]) -> None:
 
 
 def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    values = {}
     for name, host, port in (("http", "HOST", "PORT"), ("grpc", "GRPC_HOST", "GRPC_PORT")):
         if host in environ or port in environ:
-            found[name] = _address(environ, host, port, str(getattr(Settings(), name)))
+            values[name] = _address(environ, host, port, str(getattr(Settings(), name)))
     if path := environ.get("GRPC_UDS"):
-        found["grpc"] = f"unix:{path}"
+        values["grpc"] = f"unix:{path}"
     if any(environ.get(name) for name in _DEBUG):
-        found["debug"] = _address(environ, "DEBUG_HOST", "DEBUG_PORT", "0.0.0.0:6070")
-    return found
+        values["debug"] = _address(environ, "DEBUG_HOST", "DEBUG_PORT", "0.0.0.0:6070")
+    return values
 
 
 def _metrics(environ: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     if is_on(environ, "DISABLE_STATS"):
-        return found
+        return values
     dog = is_on(environ, "USE_DOG_STATSD")
     if dog or is_on(environ, "USE_STATSD"):
-        found["statsd"] = _address(environ, "STATSD_HOST", "STATSD_PORT", "localhost:8125")
+        values["statsd"] = _address(environ, "STATSD_HOST", "STATSD_PORT", "localhost:8125")
     if dog:
-        found["statsd_format"] = "dogstatsd"
+        values["statsd_format"] = "dogstatsd"
     if is_on(environ, "USE_PROMETHEUS"):
         text = environ.get("PROMETHEUS_ADDR") or ":9090"
         text = _ANY_HOST + text if text.startswith(":") else text
-        found["reference_metrics"] = checked("PROMETHEUS_ADDR", text, split_address)
-    return found
+        values["reference_metrics"] = checked("PROMETHEUS_ADDR", text, split_address)
+    return values
 
 
 def _address(environ: Mapping[str, str], host: str, port: str, default: str) -> str:
     """An address whose parts are variables of their own."""
     default_host, default_port = split_address(default)
-    found = environ.get(host) or default_host
-    found = f"[{found}]" if ":" in found else found
-    text = f"{found}:{environ.get(port) or default_port}"
+    address = environ.get(host) or default_host
+    address = f"[{address}]" if ":" in address else address
+    text = f"{address}:{environ.get(port) or default_port}"
     return checked(f"{host} and {port}", text, split_address)

@@ -69,13 +69,13 @@ def _show_duration(duration_us: int) -> str:
 
 def split_pairs(text: str) -> dict[str, str]:
     """Names and values of `NAME=VALUE,…`; envoyproxy/ratelimit writes `NAME:VALUE,…`."""
-    found = {}
+    pairs = {}
     for part in filter(None, text.split(",")):
         pair = re.fullmatch(r"\s*([^=:]+)[=:](.*)", part)
         if pair is None:
             raise SettingsError(f"{part!r} is no pair: write NAME=VALUE,NAME=VALUE")
-        found[pair[1].strip()] = pair[2].strip()
-    return found
+        pairs[pair[1].strip()] = pair[2].strip()
+    return pairs
 
 
 def _pairs(text: str) -> str:

@@ -39,7 +39,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from ratelimit_service import __version__
 from ratelimit_service.processes.pipes import read_frame_at_once
 
-__all__ = ["main"]
+__all__ = ["LogHandler", "main"]
 
 _NAME = "ratelimit_service"
 _SERVICE = "ratelimit"
@@ -57,7 +57,7 @@ _MOST_SAID = 1_000
 _SHORT_DELAY_MS = "1000"
 
 
-class _Heard(logging.Handler):
+class LogHandler(logging.Handler):
     """Hands what the library logs to the parent, a line of JSON each."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -87,28 +87,28 @@ class _Spans:
 
     def send(self, spans: Sequence[Mapping[str, Any]]) -> None:
         """Takes them; they are sent in batches."""
-        for each in spans:
+        for fields in spans:
             context = None
-            if each["trace"]:
+            if fields["trace"]:
                 parent = trace.SpanContext(
-                    int(each["trace"], 16),
-                    int(each["parent"], 16),
+                    int(fields["trace"], 16),
+                    int(fields["parent"], 16),
                     is_remote=True,
                     trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
-                    trace_state=trace.TraceState.from_header([each["state"]]),
+                    trace_state=trace.TraceState.from_header([fields["state"]]),
                 )
                 context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
             span = self._tracer.start_span(
                 _SPAN,
                 context,
                 trace.SpanKind.SERVER,
-                each["attributes"],
-                start_time=each["start_us"] * 1_000,
+                fields["attributes"],
+                start_time=fields["start_us"] * 1_000,
                 record_exception=False,
             )
-            if each["error"]:
-                span.set_status(trace.Status(trace.StatusCode.ERROR, each["error"]))
-            span.end(each["end_us"] * 1_000)
+            if fields["error"]:
+                span.set_status(trace.Status(trace.StatusCode.ERROR, fields["error"]))
+            span.end(fields["end_us"] * 1_000)
 
     def end(self) -> None:
         """Sends what is left."""
@@ -142,17 +142,17 @@ class _Metrics:
     def _keep_sending(self) -> None:
         while (part := self._parts.get()) is not None:
             times = part["start_us"] * 1_000, part["now_us"] * 1_000
-            metrics = [_metric(each, *times) for each in part["metrics"]]
+            metrics = [_metric(metric, *times) for metric in part["metrics"]]
             scoped = ScopeMetrics(self._scope, metrics, "")
             self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scoped], "")]))
 
 
-def _metric(told: Mapping[str, Any], start_ns: int, now_ns: int) -> Metric:
+def _metric(metric: Mapping[str, Any], start_ns: int, now_ns: int) -> Metric:
     points: list[Any] = []
     cumulative = AggregationTemporality.CUMULATIVE
-    for values, number in told["samples"]:
-        attributes = dict(zip(told["labels"], values, strict=True))
-        if told["kind"] == "histogram":
+    for values, number in metric["samples"]:
+        attributes = dict(zip(metric["labels"], values, strict=True))
+        if metric["kind"] == "histogram":
             points.append(
                 HistogramDataPoint(
                     attributes,
@@ -161,7 +161,7 @@ def _metric(told: Mapping[str, Any], start_ns: int, now_ns: int) -> Metric:
                     sum(number["buckets"]),
                     number["sum"],
                     number["buckets"],
-                    told["bounds"],
+                    metric["bounds"],
                     min=None,  # type: ignore[arg-type,unused-ignore]  # what is not known
                     max=None,  # type: ignore[arg-type,unused-ignore]
                 )
@@ -169,13 +169,13 @@ def _metric(told: Mapping[str, Any], start_ns: int, now_ns: int) -> Metric:
         else:
             points.append(NumberDataPoint(attributes, start_ns, now_ns, number))
     data: Sum | Gauge | Histogram
-    if told["kind"] == "histogram":
+    if metric["kind"] == "histogram":
         data = Histogram(points, cumulative)
-    elif told["kind"] == "gauge":
+    elif metric["kind"] == "gauge":
         data = Gauge(points)
     else:
         data = Sum(points, cumulative, is_monotonic=True)
-    return Metric(told["name"], told["help"], told["unit"], data)
+    return Metric(metric["name"], metric["help"], metric["unit"], data)
 
 
 def _exporters(protocol: str, *, metrics: bool) -> tuple[SpanExporter, MetricExporter | None]:
@@ -218,11 +218,11 @@ def _run(frames: IO[bytes]) -> None:
     spans = _Spans(spans_exporter, resource)
     metrics = _Metrics(metrics_exporter, resource) if metrics_exporter else None
     while frame := read_frame_at_once(frames):
-        told = json.loads(frame)
-        if "spans" in told:
-            spans.send(told["spans"])
+        message = json.loads(frame)
+        if "spans" in message:
+            spans.send(message["spans"])
         elif metrics is not None:
-            metrics.send(told["metrics"])
+            metrics.send(message["metrics"])
     spans.end()
     if metrics is not None:
         metrics.end()
@@ -230,9 +230,9 @@ def _run(frames: IO[bytes]) -> None:
 
 def main() -> None:
     """The process: it ends when its parent hangs up, once all is sent."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # they are meant for its parent
-    logging.basicConfig(level=logging.WARNING, handlers=[_Heard()])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for its parent
+    logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     logging.getLogger(trace.TraceState.__module__).setLevel(logging.ERROR)  # callers' headers
     try:
         _run(sys.stdin.buffer)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.observability.log_throttle import LogThrottle
-from ratelimit_service.processes.pipes import FedProcess
+from ratelimit_service.processes.pipes import FedProcess, start
 from ratelimit_service.settings import Settings, split_pairs
 from ratelimit_service.telemetry.budget import Budget
 from ratelimit_service.text.display import printable
@@ -27,7 +30,7 @@ _EXPORTER: Final = "ratelimit_service.telemetry.exporter"
 _END_SECONDS: Final = 2.0
 """How long it may take to send what is left."""
 
-_SAY_EVERY_US: Final = 60_000_000
+_LOG_EVERY_US: Final = 60_000_000
 
 
 def check_installed(settings: Settings) -> None:
@@ -45,7 +48,7 @@ def check_installed(settings: Settings) -> None:
 class Otlp:
     """What sends, if the settings ask for it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Clock = elapsed_us) -> None:
         self._wanted = settings.otel_traces or settings.otel_metrics
         task = {
             "protocol": settings.otel_protocol,
@@ -55,22 +58,21 @@ class Otlp:
         endpoint = settings.otel_endpoint
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} if endpoint else {}
         self._process = FedProcess(
-            _EXPORTER,
+            partial(start, _EXPORTER, subprocess.DEVNULL, environment),
             json.dumps(task).encode(),
             _say,
-            _tell_pause,
+            _log_pause,
             _END_SECONDS,
-            environment=environment,
         )
-        self._budget = Budget(settings.otel_spans_per_second)
+        self._budget = Budget(settings.otel_spans_per_second, clock)
         self._lost = 0
-        self._saying = LogThrottle(_SAY_EVERY_US)
+        self._saying = LogThrottle(_LOG_EVERY_US)
 
     def send_spans(self, spans: bytes) -> None:
         """Sends a list of spans, in JSON; of those that are too many in this second none."""
-        found = json.loads(spans)
-        if most := self._budget.take(len(found)):
-            self._send({"spans": found[:most]})
+        decoded = json.loads(spans)
+        if most := self._budget.take(len(decoded)):
+            self._send({"spans": decoded[:most]})
 
     def send_metrics(self, metrics: object) -> None:
         """Sends metrics, as `metrics/otlp` makes them."""
@@ -84,8 +86,8 @@ class Otlp:
         """Lets it send what is left, for a moment, and ends it. A second call does nothing."""
         await self._process.stop()
 
-    def _send(self, said: object) -> None:
-        if self._process.give(json.dumps(said).encode()):
+    def _send(self, message: object) -> None:
+        if self._process.give(json.dumps(message).encode()):
             return
         self._lost += 1
         if self._wanted and self._saying.take():
@@ -96,14 +98,14 @@ class Otlp:
             )
 
 
-def _tell_pause(seconds: float, why: str) -> None:
+def _log_pause(seconds: float, why: str) -> None:
     log.warning("nothing is sent over OTLP for %.1f s: %s", seconds, why)
 
 
 def _say(line: bytes) -> None:
     """Writes what the exporter has to say into our log."""
     try:
-        said = json.loads(line)
-        log.log(said["level"], "OTLP: %s", printable(said["text"]))
+        record = json.loads(line)
+        log.log(record["level"], "OTLP: %s", printable(record["text"]))
     except (ValueError, KeyError, TypeError):
         log.warning("OTLP: %s", printable(line.decode("utf-8", "replace").strip()))

@@ -44,12 +44,12 @@ _MOST_REQUEST_ID: Final = 128
 
 def parent_of(headers: Headers) -> Parent:
     """The caller's span; one without ids if there is none, or none that can be read."""
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in headers:
         key = name.decode("latin-1")
         text = value.decode("latin-1").strip()
-        told[key] = f"{told[key]},{text}" if key == "tracestate" and key in told else text
-    return _by_w3c(told) or _by_b3(told) or _by_many_b3(told)
+        values[key] = f"{values[key]},{text}" if key == "tracestate" and key in values else text
+    return _by_w3c(values) or _by_b3(values) or _by_many_b3(values)
 
 
 def request_id_of(headers: Headers) -> str:
@@ -60,28 +60,29 @@ def request_id_of(headers: Headers) -> str:
     return ""
 
 
-def _by_w3c(told: Mapping[str, str]) -> Parent | None:
-    found = _W3C.fullmatch(told.get("traceparent", ""))
-    if found is None or (found[4] and found[0].startswith("00")):
+def _by_w3c(headers: Mapping[str, str]) -> Parent | None:
+    ids = _W3C.fullmatch(headers.get("traceparent", ""))
+    if ids is None or (ids[4] and ids[0].startswith("00")):
         return None
-    state = told.get("tracestate", "")
-    flags = int(found[3], 16)
-    return _parent(found[1], found[2], bool(flags & 1), state if len(state) <= _MOST_STATE else "")
+    state = headers.get("tracestate", "")
+    flags = int(ids[3], 16)
+    return _parent(ids[1], ids[2], bool(flags & 1), state if len(state) <= _MOST_STATE else "")
 
 
-def _by_b3(told: Mapping[str, str]) -> Parent | None:
-    text = told.get("b3", "").lower()
+def _by_b3(headers: Mapping[str, str]) -> Parent | None:
+    text = headers.get("b3", "").lower()
     if text in {"0", "1", "d"}:  # only whether to sample, and no ids
         return Parent(sampled=_SAMPLED[text])
-    found = _B3.fullmatch(text)
-    return _parent(found[1], found[2], _SAMPLED.get(found[3] or "")) if found else None
+    ids = _B3.fullmatch(text)
+    return _parent(ids[1], ids[2], _SAMPLED.get(ids[3] or "")) if ids else None
 
 
-def _by_many_b3(told: Mapping[str, str]) -> Parent:
-    sampled = _SAMPLED.get(told.get("x-b3-sampled", "").lower())
-    if told.get("x-b3-flags") == "1":  # debug: always sampled
+def _by_many_b3(headers: Mapping[str, str]) -> Parent:
+    sampled = _SAMPLED.get(headers.get("x-b3-sampled", "").lower())
+    if headers.get("x-b3-flags") == "1":  # debug: always sampled
         sampled = True
-    trace_id, span_id = told.get("x-b3-traceid", "").lower(), told.get("x-b3-spanid", "").lower()
+    trace_id = headers.get("x-b3-traceid", "").lower()
+    span_id = headers.get("x-b3-spanid", "").lower()
     if _TRACE_ID.fullmatch(trace_id) and _SPAN_ID.fullmatch(span_id):
         return _parent(trace_id, span_id, sampled) or Parent(sampled=sampled)
     return _UNKNOWN if sampled is None else Parent(sampled=sampled)

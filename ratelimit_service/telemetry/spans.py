@@ -14,7 +14,7 @@ from typing import Final
 
 from ratelimit_service import wire
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.model import Code, Descriptor, Hit
 from ratelimit_service.service import CallOrigin, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
@@ -44,9 +44,10 @@ class Spans:
         settings: Settings,
         send: Callable[[bytes], None],
         shard_of: Callable[[Hit], str],
+        clock: Clock = elapsed_us,
     ) -> None:
         """`send` takes a list in JSON, `shard_of` says which server has a counter, if any."""
-        self._budget = Budget(settings.otel_spans_per_second)
+        self._budget = Budget(settings.otel_spans_per_second, clock)
         self._ratio = settings.otel_sampling_ratio
         self._values = settings.otel_values
         self._store = settings.store.partition(":")[0]
@@ -63,10 +64,10 @@ class Spans:
     def choose(self, origins: Sequence[CallOrigin]) -> Sequence[Traced]:
         """The sampled ones, as far as there may be more spans in this second."""
         chosen = []
-        for place, each in enumerate(origins):
-            parent = parent_of(each.headers)
+        for index, origin in enumerate(origins):
+            parent = parent_of(origin.headers)
             if self._is_sampled(parent) and self._budget.take(1):
-                chosen.append(Traced(place, parent))
+                chosen.append(Traced(index, parent))
         return chosen
 
     def _is_sampled(self, parent: Parent) -> bool:
@@ -78,7 +79,7 @@ class Spans:
         """Makes the span, which is sent in a moment."""
         assert isinstance(traced.parent, Parent)  # noqa: S101 -- what `choose` gave
         end_us = now_us()
-        attributes, error = self._told(record)
+        attributes, error = self._attributes(record)
         self._waiting.append(
             {
                 "trace": traced.parent.trace_id,
@@ -105,45 +106,46 @@ class Spans:
             spans, self._waiting = self._waiting, []
             self._send(json.dumps(spans).encode())
 
-    def _told(self, record: DecisionRecord) -> tuple[dict[str, object], str]:
+    def _attributes(self, record: DecisionRecord) -> tuple[dict[str, object], str]:
         """The attributes of a span, and what went wrong."""
         answer, error = record.answer, ""
-        found: dict[str, object] = {
+        attributes: dict[str, object] = {
             "rpc.system": "grpc",
             "rpc.service": wire.SERVICE,
             "rpc.method": wire.METHOD,
             "ratelimit.decided_by": record.by.value,
         }
         if isinstance(answer, Refusal):
-            found["rpc.grpc.status_code"] = int(answer.code)
+            attributes["rpc.grpc.status_code"] = int(answer.code)
             error = printable(answer.message) if answer.code in _FAULTS else ""
         else:
-            found["rpc.grpc.status_code"] = 0
+            attributes["rpc.grpc.status_code"] = 0
             over = wire.decode_decision(answer).code is Code.OVER_LIMIT
-            found["ratelimit.code"] = (Code.OVER_LIMIT if over else Code.OK).name
+            attributes["ratelimit.code"] = (Code.OVER_LIMIT if over else Code.OK).name
         try:
             request = wire.decode_request(record.body)
         except BadRequestError:
             pass  # then there is nothing more to tell
         else:
-            found["ratelimit.domain"] = _cut(request.domain)
-            found["ratelimit.descriptors"] = [
-                _cut(self._shown(each)) for each in request.descriptors[:_MOST_DESCRIPTORS]
+            attributes["ratelimit.domain"] = _cut(request.domain)
+            attributes["ratelimit.descriptors"] = [
+                _cut(self._shown(descriptor))
+                for descriptor in request.descriptors[:_MOST_DESCRIPTORS]
             ]
         if record.limit is not None:
             limit = record.limit
-            found["ratelimit.rule"] = record.rule or "(override)"
-            found["ratelimit.limit"] = limit.requests_per_unit
-            found["ratelimit.unit"] = limit.unit.name.lower()
+            attributes["ratelimit.rule"] = record.rule or "(override)"
+            attributes["ratelimit.limit"] = limit.requests_per_unit
+            attributes["ratelimit.unit"] = limit.unit.name.lower()
             if limit.multiplier != 1:
-                found["ratelimit.unit_multiplier"] = limit.multiplier
+                attributes["ratelimit.unit_multiplier"] = limit.multiplier
         if record.outcome is not None:
-            found["ratelimit.remaining"] = record.outcome.remaining
+            attributes["ratelimit.remaining"] = record.outcome.remaining
         if record.hit is not None:
-            found["ratelimit.store"] = self._store
+            attributes["ratelimit.store"] = self._store
             if shard := self._shard_of(record.hit):
-                found["ratelimit.shard"] = shard
-        return found, error
+                attributes["ratelimit.shard"] = shard
+        return attributes, error
 
     def _shown(self, descriptor: Descriptor) -> str:
         """Its keys, with their values if these are asked for."""

@@ -87,7 +87,7 @@ def encode_request(
 def decode_response(data: bytes) -> Response:
     """Raises BadRequestError if this is no response."""
     message = parsed(DiscoveryResponse, data)
-    resources = tuple((each.type_url, each.value) for each in message.resources)
+    resources = tuple((resource.type_url, resource.value) for resource in message.resources)
     return Response(message.version_info, message.nonce, message.type_url, resources)
 
 
@@ -135,7 +135,7 @@ def _policy(message: rls_conf_pb2.RateLimitPolicy) -> dict[str, Any]:
     if message.name:
         values["name"] = message.name
     if message.replaces:
-        values["replaces"] = [{"name": each.name} for each in message.replaces]
+        values["replaces"] = [{"name": replaced.name} for replaced in message.replaces]
     return values
 
 
@@ -148,7 +148,7 @@ def _value(message: Value) -> Any:
     if kind == "struct_value":
         return _struct(message.struct_value)
     if kind == "list_value":
-        return [_value(each) for each in message.list_value.values]
+        return [_value(item) for item in message.list_value.values]
     if kind is None or kind == "null_value":
         return None
     return getattr(message, kind)

@@ -74,39 +74,46 @@ def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, J
         raise BadRequestError(
             "json", f"{_NONE} it has more than {_MAX_MARKS:,} objects, lists, names and values"
         )
-    where = ""
     try:
         whole = _whole if _MANY_DIGITS in text.translate(_ZEROS) else None
         decoder = json.JSONDecoder(
             object_pairs_hook=_object, parse_int=whole, parse_float=_fraction
         )
         if marks > _MARKS_AT_ONCE:
-            found = yield from read_json(text.decode(), decoder)
+            parsed = yield from read_json(text.decode(), decoder)
         else:
-            found = decoder.decode(text.decode())
+            parsed = decoder.decode(text.decode())
         yield
-        if not isinstance(found, list):
-            return JsonRequests([(yield from _serialized(found, refunds))], False)
-        _check_batch(found)
-        requests = []
-        for place, each in enumerate(found):
-            where = f"[{place}]: "
-            requests.append((yield from _serialized(each, refunds)))
-    except BadRequestError as error:
-        if not where:
-            raise
-        raise BadRequestError(error.reason, f"{where}{error}", error.code) from error
-    except UnicodeError as error:
-        raise BadRequestError("json", f"{_NONE} {where}it has text that is no UTF-8") from error
-    except json.JSONDecodeError as error:
-        said = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        raise BadRequestError("json", f"{_NONE} {where}it is no JSON: {said}") from error
-    except RecursionError as error:
-        raise BadRequestError("json", f"{_NONE} {where}it is nested too deep") from error
-    except (ParseError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BadRequestError("json", f"{_NONE} {where}{reason}") from error
+        if not isinstance(parsed, list):
+            return JsonRequests([(yield from _serialized(parsed, refunds))], False)
+    except _WRONG as error:
+        raise _refusal(error) from error
+    _check_batch(parsed)
+    requests = []
+    for index, item in enumerate(parsed):
+        try:
+            requests.append((yield from _serialized(item, refunds)))
+        except _WRONG as error:
+            raise _refusal(error, f"[{index}]: ") from error
     return JsonRequests(requests, True)
+
+
+_WRONG: Final = (BadRequestError, UnicodeError, RecursionError, ParseError, ValueError)
+
+
+def _refusal(error: Exception, where: str = "") -> BadRequestError:
+    """What a caller is told of what is wrong in a body, or in the request of a list."""
+    if isinstance(error, BadRequestError):
+        return BadRequestError(error.reason, f"{where}{error}", error.code)
+    if isinstance(error, UnicodeError):
+        reason = "it has text that is no UTF-8"
+    elif isinstance(error, json.JSONDecodeError):
+        reason = f"it is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+    elif isinstance(error, RecursionError):
+        reason = "it is nested too deep"
+    else:
+        reason = " ".join(str(error).split())
+    return BadRequestError("json", f"{_NONE} {where}{reason}")
 
 
 def _marks(text: bytes) -> int:
@@ -123,14 +130,14 @@ def _counted(text: bytes) -> int:
     return sum(text.count(mark) for mark in _MARKS)
 
 
-def _check_batch(found: list[object]) -> None:
+def _check_batch(requests: list[object]) -> None:
     """What is decided in one go is no more than what one request may have."""
-    if not 0 < len(found) <= MAX_BATCH:
+    if not 0 < len(requests) <= MAX_BATCH:
         raise BadRequestError(
-            "batch", f"the list has {len(found)} requests: 1 to {MAX_BATCH} are allowed"
+            "batch", f"the list has {len(requests)} requests: 1 to {MAX_BATCH} are allowed"
         )
     descriptors = entries = 0
-    for request in found:
+    for request in requests:
         listed = request.get("descriptors") if isinstance(request, dict) else None
         for descriptor in listed if isinstance(listed, list) else ():
             descriptors += 1
@@ -146,10 +153,10 @@ def _check_batch(found: list[object]) -> None:
             )
 
 
-def _serialized(found: object, refunds: bool) -> Generator[None, None, bytes]:
+def _serialized(parsed: object, refunds: bool) -> Generator[None, None, bytes]:
     message = RateLimitRequest()
-    yield from _request(found, message)
-    if not refunds and any(each.is_negative_hits for each in message.descriptors):
+    yield from _request(parsed, message)
+    if not refunds and any(descriptor.is_negative_hits for descriptor in message.descriptors):
         raise BadRequestError(
             "refund",
             "refunds (isNegativeHits) are taken over gRPC: --json-refunds allows them here",
@@ -159,10 +166,10 @@ def _serialized(found: object, refunds: bool) -> Generator[None, None, bytes]:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ParseError("a name stands twice in one object")
-    return found
+    return fields
 
 
 def _whole(digits: str) -> int:
@@ -179,15 +186,15 @@ def _short(digits: str) -> str:
     return digits
 
 
-def _request(found: object, message: RateLimitRequest) -> Generator[None, None, None]:
-    if not isinstance(found, dict):
+def _request(fields: object, message: RateLimitRequest) -> Generator[None, None, None]:
+    if not isinstance(fields, dict):
         raise ParseError("it must be an object")
-    descriptors = found.pop("descriptors", None) or []
-    domain = found.pop("domain", None)
+    descriptors = fields.pop("descriptors", None) or []
+    domain = fields.pop("domain", None)
     if not isinstance(domain, str | None):
         raise ParseError("domain must be a text")
     message.domain = domain or ""
-    _parse(found, message)
+    _parse(fields, message)
     if not isinstance(descriptors, list):
         raise ParseError("descriptors must be a list")
     if len(descriptors) > MAX_DESCRIPTORS:
@@ -203,9 +210,9 @@ def _request(found: object, message: RateLimitRequest) -> Generator[None, None, 
             raise ParseError("entries must be a list")
         added = message.descriptors.add()
         _parse(descriptor, added)
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             added.entries.add(**_texts(entry))
-            if place % _ITEMS == 0:
+            if index % _ITEMS == 0:
                 yield
         yield
 
@@ -214,30 +221,30 @@ def _texts(entry: object) -> dict[str, str]:
     """The key and the value of an entry; raises ParseError if it has anything else."""
     if not isinstance(entry, dict):
         raise ParseError("each of entries must be an object")
-    found = {name: text for name, text in entry.items() if text is not None}
-    for name, text in found.items():
+    texts = {name: text for name, text in entry.items() if text is not None}
+    for name, text in texts.items():
         if name not in ("key", "value"):
             raise ParseError(f"an entry has key and value, and no {name[:_SHOWN]!r}")
         if not isinstance(text, str):
             raise ParseError(f"the {name} of an entry must be a text")
-    return found
+    return texts
 
 
-def _parse(found: dict[str, object], message: Message) -> None:
+def _parse(fields: dict[str, object], message: Message) -> None:
     """Reads what has no long texts: protobuf takes ten milliseconds for 128 KiB of them."""
-    short = {name[:_SHOWN]: _cut(each) for name, each in found.items()}
+    short = {name[:_SHOWN]: _cut(value) for name, value in fields.items()}
     ParseDict(short, message, descriptor_pool=POOL)
 
 
-def _cut(found: object) -> object:
+def _cut(value: object) -> object:
     """The same with short texts. A text that would be cut is none that any field takes."""
-    if isinstance(found, str):
-        return found[:_SHOWN]
-    if isinstance(found, dict):
-        return {name[:_SHOWN]: _cut(each) for name, each in found.items()}
-    if isinstance(found, list):
-        return [_cut(each) for each in found]
-    return found
+    if isinstance(value, str):
+        return value[:_SHOWN]
+    if isinstance(value, dict):
+        return {name[:_SHOWN]: _cut(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_cut(item) for item in value]
+    return value
 
 
 def decision_to_json(body: bytes) -> Generator[None, None, bytes]:

@@ -24,10 +24,10 @@ _after_blanks: Final = re.compile(r"[ \t\n\r]*").match
 def read_json(text: str, decoder: json.JSONDecoder) -> Generator[None, None, object]:
     """What the decoder would make of the text. Raises ValueError for what is no JSON."""
     reader = _StepReader(text, decoder)
-    found = yield from reader.value(0)
+    value = yield from reader.value(0)
     if reader.at != len(text):
         raise reader.wrong("extra data")
-    return found
+    return value
 
 
 class _StepReader:
@@ -59,23 +59,23 @@ class _StepReader:
 
     def _plain(self) -> object:
         """A text, a number, or a word."""
-        found, stop = self._decoder.raw_decode(self._text, self.at)
+        value, stop = self._decoder.raw_decode(self._text, self.at)
         self._move(stop)
-        return found
+        return value
 
     def _list(self, depth: int) -> Generator[None, None, object]:
-        found: list[object] = []
+        items: list[object] = []
         self._move(self.at + 1)
         if self._passed("]"):
-            return found
+            return items
         while True:
-            found.append((yield from self.value(depth)))
+            items.append((yield from self.value(depth)))
             if self._passed("]"):
-                return found
+                return items
             self._expect(",")
 
     def _pairs(self, depth: int) -> Generator[None, None, object]:
-        found: list[tuple[str, object]] = []
+        pairs: list[tuple[str, object]] = []
         self._move(self.at + 1)
         if not self._passed("}"):
             while True:
@@ -83,12 +83,12 @@ class _StepReader:
                     raise self.wrong("a name is missing")
                 name = str(self._plain())
                 self._expect(":")
-                found.append((name, (yield from self.value(depth))))
+                pairs.append((name, (yield from self.value(depth))))
                 if self._passed("}"):
                     break
                 self._expect(",")
         hook = self._decoder.object_pairs_hook
-        return dict(found) if hook is None else hook(found)
+        return dict(pairs) if hook is None else hook(pairs)
 
     def _passed(self, mark: str) -> bool:
         """Goes on behind a mark, if it stands here."""
@@ -102,6 +102,6 @@ class _StepReader:
             raise self.wrong(f"{mark!r} is missing")
 
     def _move(self, at: int) -> None:
-        found = _after_blanks(self._text, at)
-        assert found is not None  # noqa: S101 -- it takes nothing as well
-        self.at = found.end()
+        blanks = _after_blanks(self._text, at)
+        assert blanks is not None  # noqa: S101 -- it takes nothing as well
+        self.at = blanks.end()

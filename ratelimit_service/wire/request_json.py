@@ -12,29 +12,29 @@ __all__ = ["request_to_json"]
 
 def request_to_json(request: Request) -> str:
     """The request in proto3 JSON, in one line of ASCII."""
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "domain": request.domain,
-        "descriptors": [_descriptor(each) for each in request.descriptors],
+        "descriptors": [_descriptor(descriptor) for descriptor in request.descriptors],
     }
     if request.hits_addend:
-        said["hitsAddend"] = request.hits_addend
-    return json.dumps(said)
+        fields["hitsAddend"] = request.hits_addend
+    return json.dumps(fields)
 
 
 def _descriptor(descriptor: Descriptor) -> dict[str, object]:
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "entries": [{"key": key, "value": value} for key, value in descriptor.entries]
     }
     if (limit := descriptor.limit) is not None:
         # The enum has no name for a week; its field takes any number.
         week = limit.unit is Unit.WEEK
-        said["limit"] = {
+        fields["limit"] = {
             "requestsPerUnit": limit.requests_per_unit,
             "unit": NUMBERS[limit.unit] if week else limit.unit.name,
             **({"unitMultiplier": limit.multiplier} if limit.multiplier != 1 else {}),
         }
     if descriptor.hits_addend is not None:
-        said["hitsAddend"] = str(descriptor.hits_addend)
+        fields["hitsAddend"] = str(descriptor.hits_addend)
     if descriptor.is_negative_hits:
-        said["isNegativeHits"] = True
-    return said
+        fields["isNegativeHits"] = True
+    return fields

@@ -93,8 +93,8 @@ _MOST_CHANGES: Final = 20
 def encode_within(limits: list[EncodedLimit], outcomes: list[Outcome]) -> bytes:
     """The same bytes for the most frequent decision: every descriptor counted, none over."""
     parts = [_OK]
-    for place, limit in enumerate(limits):
-        outcome = outcomes[place]
+    for index, limit in enumerate(limits):
+        outcome = outcomes[index]
         seconds = -(-outcome.reset_us // SECOND_US)
         room = _room(outcome.remaining)
         reset = _resets.get(seconds) or _say_reset(seconds)
@@ -120,12 +120,12 @@ def encode_plain(
     are as `encode_additions` gives them.
     """
     parts = [_OK if passes else _OVER]
-    for place, status in enumerate(statuses):
-        outcome = outcomes[place]
+    for index, status in enumerate(statuses):
+        outcome = outcomes[index]
         if status >= _UNCOUNTED or outcome is None:
             parts.append(_WITHOUT_COUNT[status & 1])
             continue
-        limit, remaining = limits[place].status, b""
+        limit, remaining = limits[index].status, b""
         if status:
             limit = _OVER + limit[len(_OK) :]
         else:
@@ -143,7 +143,7 @@ def encode_plain(
 @lru_cache(maxsize=1024)
 def _policies(by_policy: tuple[tuple[int, str], ...]) -> bytes:
     """The metadata that says which descriptors were decided by policy, tag and all."""
-    listed = [{"descriptor": place, "policy": policy} for place, policy in by_policy]
+    listed = [{"descriptor": index, "policy": policy} for index, policy in by_policy]
     return _field(b"\x32", _struct({"by_policy": listed}))
 
 
@@ -365,8 +365,8 @@ def decode_decision(body: bytes) -> Decision:
 
 
 def _metadata(message: Message) -> dict[str, object]:
-    found: dict[str, object] = MessageToDict(message)
-    return found
+    fields: dict[str, object] = MessageToDict(message)
+    return fields
 
 
 def _status(message: RateLimitResponse.DescriptorStatus) -> Status:

@@ -84,7 +84,7 @@ class _Client:
     def __init__(self, task: Mapping[str, Any], verdicts: asyncio.StreamReader) -> None:
         self._task = task
         self._verdicts = verdicts
-        self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._judgements: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._stamp = 0
         self._resources = _Resources()
@@ -92,30 +92,30 @@ class _Client:
         self._latest: bytes | None = None
         """What has come and was not looked at yet."""
         self._come = asyncio.Event()
-        self._heard = False
+        self._received = False
         """Whether something has come on this stream."""
         self._nacked_us = -_NACK_US
-        self._unasked = LogThrottle(_SAY_AGAIN_US)
+        self._unrequested = LogThrottle(_SAY_AGAIN_US)
         """When the log last said that something came that nobody has asked for."""
         self._why = "it has not answered yet"
         self._away: asyncio.TimerHandle | None = None
-        self._told_early = False
+        self._reported_early = False
         """Whether something has come, or it was said why not."""
 
     async def run(self) -> None:
         """Asks for ever."""
         self._doubt()
-        asyncio.get_running_loop().call_later(_EARLY_SECONDS, self._tell_early)
+        asyncio.get_running_loop().call_later(_EARLY_SECONDS, self._report_early)
         while True:
-            self._heard = False
+            self._received = False
             try:
                 await self._converse()
             except (_LostError, OSError, aio.AioRpcError, aio.UsageError) as error:
                 self._why = _reason(error)
-                if self._heard:
+                if self._received:
                     await self._log(logging.WARNING, f"lost {self._location}: {self._why}")
                 else:
-                    self._tell_early()
+                    self._report_early()
                 self._doubt()
             await asyncio.sleep(self._backoff.next_seconds())
 
@@ -177,7 +177,7 @@ class _Client:
                 raise _LostError(f"what it sends is no DiscoveryResponse: {error}") from error
             if response.type_url == TYPE_URL:
                 return response
-            if self._unasked.take():
+            if self._unrequested.take():
                 kind = response.type_url[:_MOST_SHOWN]
                 text = f"{self._location} sends {kind!r}, which nobody has asked for"
                 await self._log(logging.WARNING, text)
@@ -236,7 +236,7 @@ class _Client:
 
     async def _judge(self, response: Response) -> Sequence[str]:
         """Hands a snapshot on, waits until it is in force or refused, and returns why not."""
-        self._hear()
+        self._note_received()
         same = self._judged is not None and (
             (response.version, response.resources)
             == (self._judged.response.version, self._judged.response.resources)
@@ -245,22 +245,22 @@ class _Client:
         parts = await asyncio.to_thread(self._resources.parts, response, self._stamp, same=same)
         await asyncio.to_thread(_say, parts)
         while True:
-            said = await self._said.get()
-            if said["stamp"] == self._stamp:
-                self._judged = _Judged(response, said["problems"])
+            verdict = await self._judgements.get()
+            if verdict["stamp"] == self._stamp:
+                self._judged = _Judged(response, verdict["problems"])
                 return self._judged.problems
 
     async def listen(self) -> None:
         """Takes verdicts, until the parent is gone."""
         while line := await self._verdicts.readline():
-            self._said.put_nowait(json.loads(line))
+            self._judgements.put_nowait(json.loads(line))
 
     async def _log(self, level: int, text: str) -> None:
         await asyncio.to_thread(_say, [_head(kind="log", level=level, text=text)])
 
-    def _hear(self) -> None:
+    def _note_received(self) -> None:
         """Something has come: the server is there."""
-        self._heard = self._told_early = True
+        self._received = self._reported_early = True
         self._backoff.reset()
         if self._away is not None:
             self._away.cancel()
@@ -270,16 +270,16 @@ class _Client:
         """Nothing comes: if that goes on, the parent is told."""
         if self._away is None:
             loop = asyncio.get_running_loop()
-            self._away = loop.call_later(self._task["away_seconds"], self._tell_away)
+            self._away = loop.call_later(self._task["away_seconds"], self._report_away)
 
-    def _tell_early(self) -> None:
+    def _report_early(self) -> None:
         """Says once, soon after the start, that nothing has come yet, and why."""
-        if not self._told_early:
-            self._told_early = True
+        if not self._reported_early:
+            self._reported_early = True
             text = f"nothing has come from {self._location} yet: {self._why}; it goes on asking"
             _say([_head(kind="log", level=logging.WARNING, text=text)])
 
-    def _tell_away(self) -> None:
+    def _report_away(self) -> None:
         _say([_head(kind="away", why=self._why)])
         self._away = None
         self._doubt()
@@ -315,11 +315,11 @@ class _Resources:
         known = {}
         for number, resource in enumerate(response.resources, 1):
             try:
-                name, said = known[resource] = self._known.get(resource) or _decoded(*resource)
+                name, content = known[resource] = self._known.get(resource) or _decoded(*resource)
             except BadRequestError as error:
                 unread = unread or f"resource {number} of version {version}: {error}"
                 continue
-            parts += [name, resource_bytes(version, said)]
+            parts += [name, resource_bytes(version, content)]
         self._known = known
         head = _head(
             kind="snapshot",
@@ -365,8 +365,8 @@ async def _main() -> None:
         client = _Client(task, verdicts)
         ways = [asyncio.create_task(client.listen()), asyncio.create_task(client.run())]
         done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for each in done:
-            each.result()
+        for ended in done:
+            ended.result()
 
 
 def main() -> None:

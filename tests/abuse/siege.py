@@ -29,7 +29,7 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
     SettingId,
 )
-from ratelimit_service.grpc.h2.server import H2Server
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.model import Descriptor, Hit, Request
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from zlib import crc32
 
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import Denied, Hit, Limit, Mode, Outcome
 from tests.stores.cases import Charge
 
-__all__ = ["at", "hit", "spend"]
+__all__ = ["at", "hit"]
 
 
 def hit(
@@ -17,24 +16,17 @@ def hit(
     addend: int = 1,
     *,
     key: str = "a",
-    mode: Mode = Mode.ENFORCED,
     count_denied: bool = False,
     refund: bool = False,
     lease: bytes = b"",
-    joined: bool = False,
 ) -> Hit:
     spec = spec_of(limit)
     counted = f"{spec.key}{key}".encode()
     name = b"{%08x}%b" % (crc32(counted), counted)
     count_denied = count_denied or spec.algorithm.denied is Denied.ALWAYS_COUNTED
-    return Hit(name, spec, addend, mode, count_denied, refund, lease, joined)
+    return Hit(name, spec, addend, Mode.ENFORCED, count_denied, refund, lease)
 
 
 def at(now_us: int, outcome: Outcome, *hits: Hit) -> Charge:
     """One hit, or several with the same outcome."""
     return Charge(now_us, hits, [outcome] * len(hits))
-
-
-def spend(limit: Limit, now_us: int, outcomes: Sequence[Outcome]) -> list[Charge]:
-    """One hit after the other at one moment."""
-    return [at(now_us, outcome, hit(limit)) for outcome in outcomes]

@@ -50,9 +50,9 @@ def test_two_counters(
     spec = spec_of(Limit(most, Unit.MINUTE, algorithm="sliding_window"))
     now_us = NOW_US + since_us
 
-    found = sliding_window.charge(state, now_us, addend, spec, force, b"")
+    step = sliding_window.charge(state, now_us, addend, spec, force, b"")
 
-    assert found == sliding_window.charge_any(state, now_us, addend, spec, force)
+    assert step == sliding_window.charge_any(state, now_us, addend, spec, force)
 
 
 @given(STATES | NUMBERED, SINCE, ADDENDS, LIMITS, st.booleans())
@@ -64,9 +64,9 @@ def test_windows_of_the_clock(
     spec = spec_of(Limit(most, Unit.MINUTE))
     now_us = NOW_US + since_us
 
-    found = fixed_window.charge(state, now_us, addend, spec, force, b"")
+    step = fixed_window.charge(state, now_us, addend, spec, force, b"")
 
-    assert found == fixed_window.charge_any(state, now_us, addend, spec, force)
+    assert step == fixed_window.charge_any(state, now_us, addend, spec, force)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=str)

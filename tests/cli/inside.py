@@ -13,10 +13,10 @@ import pytest
 
 from ratelimit_service.cli import main
 
-__all__ = ["Inside", "Said", "inside"]
+__all__ = ["Inside", "Printed", "inside"]
 
 
-class Said(NamedTuple):
+class Printed(NamedTuple):
     """What the command has said, and its exit status."""
 
     code: int
@@ -24,12 +24,12 @@ class Said(NamedTuple):
     err: str
 
 
-def inside(*arguments: object, environment: Mapping[str, str] | None = None) -> Said:
+def inside(*arguments: object, environment: Mapping[str, str] | None = None) -> Printed:
     """Runs the command; `environment` is all that it has, if it is given."""
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         code = _run(patch, arguments, environment)
-    return Said(code, out.getvalue(), err.getvalue())
+    return Printed(code, out.getvalue(), err.getvalue())
 
 
 def _run(
@@ -56,6 +56,6 @@ class Inside:
         self._monkeypatch = monkeypatch
         self._capsys = capsys
 
-    def __call__(self, *arguments: object) -> Said:
+    def __call__(self, *arguments: object) -> Printed:
         code = _run(self._monkeypatch, arguments)
-        return Said(code, *self._capsys.readouterr())
+        return Printed(code, *self._capsys.readouterr())

@@ -29,8 +29,8 @@ class Ran:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         if arguments[0] in SERVES_NOBODY or {"--help", "--check"} & set(arguments):
-            said = inside(*arguments, environment={**os.environ, **environment})
-            self.code, self.out, self.err = said
+            result = inside(*arguments, environment={**os.environ, **environment})
+            self.code, self.out, self.err = result
             return
         done = subprocess.run(
             [COMMAND, *arguments],

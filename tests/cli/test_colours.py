@@ -45,10 +45,10 @@ def test_both_sides_of_a_change(ratelimit: Inside, tmp_path: Path) -> None:
     for name, number in (("old", 5), ("new", 9)):
         (tmp_path / f"{name}.yaml").write_text(RULES % number)
 
-    said = ratelimit("diff", "--color", "always", tmp_path / "old.yaml", tmp_path / "new.yaml")
+    result = ratelimit("diff", "--color", "always", tmp_path / "old.yaml", tmp_path / "new.yaml")
 
-    assert f"  {RED}- " in said.out
-    assert f"  {GREEN}+ " in said.out
+    assert f"  {RED}- " in result.out
+    assert f"  {GREEN}+ " in result.out
 
 
 def test_nothing_of_others_acts() -> None:

@@ -166,12 +166,12 @@ def test_arguments_of_the_reference(rules: Path) -> None:
     argument = "--quotaRateLimitServiceAddr=http://quota:8080"
 
     started = Ran("--check", argument, "-v=1", RATELIMIT_RULES=str(rules), **ANY_PORTS)
-    asked = Ran("serve", "--check", argument, RATELIMIT_RULES=str(rules), **ANY_PORTS)
+    request = Ran("serve", "--check", argument, RATELIMIT_RULES=str(rules), **ANY_PORTS)
     misspelt = Ran("--rule=rules", RATELIMIT_RULES=str(rules), **ANY_PORTS)
 
     assert (started.code, started.out) == (0, "it would start\n")
     assert f"no arguments of this service: {argument} -v=1" in started.err
-    assert (asked.code, "No such option" in asked.err) == (2, True)
+    assert (request.code, "No such option" in request.err) == (2, True)
     assert (misspelt.code, "Did you mean '--rules'?" in misspelt.err) == (2, True)
 
 

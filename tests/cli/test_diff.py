@@ -61,9 +61,9 @@ def test_exit_status(ratelimit: Inside) -> None:
 
 def test_json(ratelimit: Inside) -> None:
     """For programs it says the same."""
-    said = ratelimit("diff", "--format", "json", "old.yaml", "new.yaml")
+    result = ratelimit("diff", "--format", "json", "old.yaml", "new.yaml")
 
-    first, second = json.loads(said.out)
+    first, second = json.loads(result.out)
     assert (first["kind"], first["domain"], first["rule"]) == ("tightened", "api", "user")
     assert first["old"] == {"rule": "user", "source": "old.yaml:3:15", "policy": "60 per minute"}
     assert first["counters_start_anew"] == ["the window is 1 hour, not 1 minute"]
@@ -76,9 +76,9 @@ def test_json(ratelimit: Inside) -> None:
 
 def test_markdown(ratelimit: Inside) -> None:
     """For a comment it is one table, in which words of the files are code, whatever they hold."""
-    said = ratelimit("diff", "--format", "markdown", "old.yaml", "new.yaml")
+    result = ratelimit("diff", "--format", "markdown", "old.yaml", "new.yaml")
 
-    head, _, _, _, first, second = said.out.splitlines()
+    head, _, _, _, first, second = result.out.splitlines()
     assert head == "**Rules: 2 changes: 1 added, 1 tightened.**"
     assert first == (
         "| **tightened** | `api` | `user` | `60 per minute` | `60 per hour` | "

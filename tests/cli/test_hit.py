@@ -60,22 +60,22 @@ def test_hit_with_several_descriptors(service: ServiceProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("words", "why"),
     [
         (["demo", "none=b"], "no rule matches"),
         (["demo", "none=b", "none=c"], "no rule matches"),
         (["demo", "user=why,none=b"], "no rule matches"),
         (["dmo", "user=why"], "the service has no domain 'dmo'"),
         (["dmo", "user=why", "--limit", "5/hour"], "the service has no domain 'dmo'"),
-        (["demo", "user=why", "vip=a"], "another rule of the request replaces its own"),
+        (["demo", "user=why", "vip=a"], "another rule of the words replaces its own"),
     ],
 )
 def test_hit_says_why_nothing_was_counted(
-    service: ServiceProcess, asked: list[str], why: str
+    service: ServiceProcess, words: list[str], why: str
 ) -> None:
     """What no count decides on is told with the reason, in JSON too, and asking counts nothing."""
-    ran = Ran("hit", *asked, *at(service))
-    in_json = Ran("hit", *asked, *at(service), "--json")
+    ran = Ran("hit", *words, *at(service))
+    in_json = Ran("hit", *words, *at(service), "--json")
 
     assert f"not counted: {why}\n" in ran.out
     assert why in [each.get("not_counted") for each in json.loads(in_json.out)["statuses"]]
@@ -119,8 +119,8 @@ def test_hit_says_which_override_decided(tmp_path: Path, rules: Path) -> None:
         f"  OK          user=zz  not counted: {why}",
         f"  OK          none=b  not counted: {why}",
     ]
-    told = [each["not_counted"] for each in json.loads(in_json.out)["statuses"]]
-    assert told == [f"override (ban {ban})", why, why]
+    answer = [each["not_counted"] for each in json.loads(in_json.out)["statuses"]]
+    assert answer == [f"override (ban {ban})", why, why]
     first, dan, eve = limited.out.splitlines()
     assert first == "OK          demo"
     assert dan.startswith("  OK          user=dan  6 of 7 left, resets in ")
@@ -148,13 +148,13 @@ def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: R
 
 def test_hit_at_another_port(service: ServiceProcess) -> None:
     """A port that speaks something else is told as what it is, with what to name instead."""
-    asked = ["hit", "demo", "user=a", *PATIENCE]
-    at_http = Ran(*asked, "--address", f"127.0.0.1:{service.http_port}")
+    request = ["hit", "demo", "user=a", *PATIENCE]
+    at_http = Ran(*request, "--address", f"127.0.0.1:{service.http_port}")
     with_tls = ["--tls-ca", str(Path(trustme.__file__).parent / "none.pem")]
-    no_file = Ran(*asked, "--address", service.address, *with_tls)
+    no_file = Ran(*request, "--address", service.address, *with_tls)
     with tempfile.NamedTemporaryFile() as file:
         trustme.CA().cert_pem.write_to_path(file.name)
-        no_tls = Ran(*asked, "--address", service.address, "--tls-ca", file.name)
+        no_tls = Ran(*request, "--address", service.address, "--tls-ca", file.name)
 
     assert at_http.err == (
         f"ratelimit: 127.0.0.1:{service.http_port} speaks HTTP/1, not gRPC: if it is the service's "
@@ -178,10 +178,10 @@ def test_hit_with_files_that_are_no_certificates(tmp_path: Path) -> None:
     ours.private_key_pem.write_to_path(key)
     authority.issue_cert("other").private_key_pem.write_to_path(other)
 
-    asked = ["hit", "demo", "a=b", "--address", "127.0.0.1:1"]
-    no_ca = Ran(*asked, "--tls-ca", key)
-    no_pair = Ran(*asked, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", other)
-    sound = Ran(*asked, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", key)
+    request = ["hit", "demo", "a=b", "--address", "127.0.0.1:1"]
+    no_ca = Ran(*request, "--tls-ca", key)
+    no_pair = Ran(*request, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", other)
+    sound = Ran(*request, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", key)
 
     unusable = "ratelimit: the TLS files cannot be used"
     assert no_ca.err == f"{unusable} ({key}): no certificate or crl found\n"
@@ -191,16 +191,16 @@ def test_hit_with_files_that_are_no_certificates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("greeting", "message"),
     [
         (b"220 mail\r\n", "speaks no gRPC: name the service's gRPC port"),
         (b"", "closed the connection before a word of gRPC: if the service's port has TLS"),
     ],
 )
-def test_hit_at_another_server(said: bytes, message: str) -> None:
+def test_hit_at_another_server(greeting: bytes, message: str) -> None:
     """What answers in another protocol is no service that is away."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=say, args=(listener, said), daemon=True).start()
+        threading.Thread(target=say, args=(listener, greeting), daemon=True).start()
 
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         ran = Ran("hit", "demo", "a=b", "--address", address, *PATIENCE)
@@ -228,12 +228,12 @@ def test_hit_without_time() -> None:
     assert (ran.code, "--timeout is 0: write a duration above 0" in ran.err) == (2, True)
 
 
-def say(listener: socket.socket, said: bytes) -> None:
+def say(listener: socket.socket, greeting: bytes) -> None:
     with suppress(OSError):  # the test is over
         while True:
             connection, _ = listener.accept()
             connection.recv(1_000)
-            connection.sendall(said)
+            connection.sendall(greeting)
             connection.close()
 
 
@@ -277,12 +277,12 @@ def test_hit_looks_gives_back_and_overrides(service: ServiceProcess) -> None:
     """--hits 0 only looks, --refund gives back, --limit brings a limit along."""
     common = ["hit", "demo", "user=more", *at(service)]
 
-    told = [
+    answer = [
         Ran(*common, *flags).out.partition("user=more  ")[2].partition(" left")[0]
         for flags in (["--hits", "2"], ["--refund"], ["--hits", "0"], ["--limit", "9/year"])
     ]
 
-    assert told == ["0 of 2", "1 of 2", "1 of 2", "7 of 9"]
+    assert answer == ["0 of 2", "1 of 2", "1 of 2", "7 of 9"]
 
 
 def test_hit_is_refused(service: ServiceProcess) -> None:

@@ -20,12 +20,12 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_first_file(ratelimit: Inside) -> None:
     """Without a name it is rules/first.yaml; nothing is wrong in it, not even a hint."""
-    said = ratelimit("init")
+    result = ratelimit("init")
 
     path = Path("rules/first.yaml")
     first = path.read_text().splitlines()[0]
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("wrote rules/first.yaml\nwrote rules/.schema.json, for editors\n")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("wrote rules/first.yaml\nwrote rules/.schema.json, for editors\n")
     assert lint([Path("rules")]).problems == ()
     assert (path.parent / first.removeprefix(MODELINE)).read_text() == json_schema()
 
@@ -35,8 +35,8 @@ def test_what_it_says_to_do_next(ratelimit: Inside) -> None:
     ratelimit("init", "mine.yaml")
 
     assert ratelimit("lint", "mine.yaml").code == 0
-    told = ratelimit("explain", "--rules", "mine.yaml", "api", "user=alice")
-    assert "60 per minute" in told.out
+    answer = ratelimit("explain", "--rules", "mine.yaml", "api", "user=alice")
+    assert "60 per minute" in answer.out
     text = Path("mine.yaml").read_text()
     for command in ("lint mine.yaml", "explain --rules mine.yaml api user=alice"):
         assert f"#   ratelimit {command} " in text
@@ -65,16 +65,16 @@ def test_beside_other_rules(ratelimit: Inside) -> None:
     Path("rules/api.test.yaml").write_text("domain: api-2\n")
     Path("rules/text.yaml").write_text("- just\n- text: [\n")
 
-    said = [ratelimit("init", f"rules/{name}.yaml").out for name in ("one", "two", "three")]
+    result = [ratelimit("init", f"rules/{name}.yaml").out for name in ("one", "two", "three")]
     for name in ("api.test.yaml", "gone.yaml", "text.yaml"):
         Path("rules", name).unlink()
 
-    assert "domain" not in said[0]
-    assert "\nits domain is api-2, since rules/one.yaml has api already\n" in said[1]
-    assert "\nits domain is api-3, since rules/one.yaml has api already\n" in said[2]
+    assert "domain" not in result[0]
+    assert "\nits domain is api-2, since rules/one.yaml has api already\n" in result[1]
+    assert "\nits domain is api-3, since rules/one.yaml has api already\n" in result[2]
     assert lint([Path("rules")]).problems == ()
-    told = ratelimit("explain", "--rules", "rules", "api-3", "user=alice")
-    assert "60 per minute" in told.out
+    answer = ratelimit("explain", "--rules", "rules", "api-3", "user=alice")
+    assert "60 per minute" in answer.out
     for command in ("explain --rules rules/three.yaml api-3 user=alice", "hit api-3 user=alice"):
         assert f"#   ratelimit {command}" in Path("rules/three.yaml").read_text()
 
@@ -90,11 +90,11 @@ def test_where_none_can_be(ratelimit: Inside, name: str, why: str) -> None:
     """What cannot be written is told in one line."""
     Path("file").touch()
 
-    said = ratelimit("init", name)
+    result = ratelimit("init", name)
 
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(f"ratelimit: {why}")
-    assert said.err.count("\n") == 1
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"ratelimit: {why}")
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,12 @@ def test_page_has_every_command() -> None:
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_completion_is_a_script(ratelimit: Inside, shell: str) -> None:
     """The script is one that its shell reads, where there is that shell."""
-    said = ratelimit("completion", shell)
+    result = ratelimit("completion", shell)
 
-    assert said.code == 0
-    assert f"_RATELIMIT_COMPLETE={shell}_complete" in said.out
+    assert result.code == 0
+    assert f"_RATELIMIT_COMPLETE={shell}_complete" in result.out
     if path := shutil.which(shell):
-        subprocess.run([path, "-n"], input=said.out, text=True, check=True)
+        subprocess.run([path, "-n"], input=result.out, text=True, check=True)
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_shells_complete(
     monkeypatch.setenv("COMP_WORDS", f"ratelimit {words}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
 
-    said = ratelimit()
+    result = ratelimit()
 
-    assert {line.partition(",")[2] for line in said.out.splitlines()} == completed
+    assert {line.partition(",")[2] for line in result.out.splitlines()} == completed
 
 
 def test_unknown_shell(ratelimit: Inside) -> None:
     """A shell that cannot complete is told which ones can."""
-    said = ratelimit("completion", "tcsh")
+    result = ratelimit("completion", "tcsh")
 
-    assert said.code == 2
-    assert "'bash', 'fish', 'zsh'" in said.err
+    assert result.code == 2
+    assert "'bash', 'fish', 'zsh'" in result.err

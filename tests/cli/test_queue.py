@@ -13,7 +13,7 @@ import pytest
 from ratelimit_service.errors import StoreError
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.queues import Queue, Queues
-from tests.cli.inside import Inside, Said
+from tests.cli.inside import Inside, Printed
 from tests.http.conftest import AdminSite
 from tests.service.test_enqueueing import Kept
 
@@ -42,7 +42,7 @@ class Asking:
         self._at = f"127.0.0.1:{site.port}"
         self.source = f"{site.directory}/0.yaml"
 
-    async def ask(self, *arguments: object) -> Said:
+    async def ask(self, *arguments: object) -> Printed:
         return await asyncio.to_thread(self._ratelimit, "queue", *arguments, "--admin", self._at)
 
 
@@ -54,14 +54,14 @@ async def asking(ratelimit: Inside, tmp_path: Path) -> AsyncIterator[Asking]:
 
 async def test_how_queues_stand(asking: Asking) -> None:
     """Each queue has its length, its ages, what was dropped, and where its stream is."""
-    kept = Kept()
-    await kept.put(Queue("mail", "customer"), [{}, {}], 3)
-    await asking.start(kept)
+    queues = Kept()
+    await queues.put(Queue("mail", "customer"), [{}, {}], 3)
+    await asking.start(queues)
 
-    said = await asking.ask()
+    result = await asking.ask()
 
-    assert (said.code, said.err) == (0, "")
-    assert said.out.replace(asking.source, "mail.yaml").splitlines() == [
+    assert (result.code, result.err) == (0, "")
+    assert result.out.replace(asking.source, "mail.yaml").splitlines() == [
         "mail: rule customer (mail.yaml:4:38)",
         "  2 of 10000 requests at most, the oldest 67 min old, the newest 90 s; 3 dropped",
         "  stream key of customer in here",
@@ -73,11 +73,11 @@ async def test_how_queues_stand(asking: Asking) -> None:
 
 async def test_queues_of_no_rule(asking: Asking) -> None:
     """A queue whose rule or domain is gone is shown, with what removes it, until it is removed."""
-    kept = Kept()
-    await kept.put(Queue("mail", "it's"), [{}], 0)
-    await kept.put(Queue("post", "user"), [], 0)
-    kept.removed = {Queue("mail", "old")}
-    await asking.start(kept)
+    queues = Kept()
+    await queues.put(Queue("mail", "it's"), [{}], 0)
+    await queues.put(Queue("post", "user"), [], 0)
+    queues.removed = {Queue("mail", "old")}
+    await asking.start(queues)
 
     mail, post = await asking.ask("mail"), await asking.ask("post")
 
@@ -92,19 +92,19 @@ async def test_queues_of_no_rule(asking: Asking) -> None:
         "post: rule user (no rule has it any more)",
         "  0 of 10000 requests at most; 0 dropped",
     ]
-    assert not kept.removed
+    assert not queues.removed
 
 
 async def test_for_programs(asking: Asking) -> None:
     """--json is what the listener answers."""
-    kept = Kept()
-    await kept.put(Queue("mail", "customer"), [{}], 0)
-    await asking.start(kept)
+    queues = Kept()
+    await queues.put(Queue("mail", "customer"), [{}], 0)
+    await asking.start(queues)
 
-    told = json.loads((await asking.ask("mail", "--json")).out)
+    answer = json.loads((await asking.ask("mail", "--json")).out)
 
-    assert (told["most"], told["left_out"], len(told["queues"])) == (10_000, 0, 2)
-    assert told["queues"][0] == {
+    assert (answer["most"], answer["left_out"], len(answer["queues"])) == (10_000, 0, 2)
+    assert answer["queues"][0] == {
         "domain": "mail",
         "rule": "customer",
         "source": f"{asking.source}:4:38",
@@ -119,9 +119,9 @@ async def test_for_programs(asking: Asking) -> None:
 
 async def test_what_cannot_be_told(asking: Asking) -> None:
     """A domain that is not there, and a Redis that is away, are said in a sentence."""
-    kept = Kept()
-    kept.fault = StoreError("Redis (a:1) is away: try again when it is back")
-    await asking.start(kept)
+    queues = Kept()
+    queues.fault = StoreError("Redis (a:1) is away: try again when it is back")
+    await asking.start(queues)
 
     unknown, away = await asking.ask("mial"), await asking.ask("mail")
 
@@ -133,18 +133,18 @@ async def test_counters_in_memory(asking: Asking) -> None:
     """Where counters are in memory it says that queues are not, and what to do."""
     await asking.start(None)
 
-    said = await asking.ask()
+    result = await asking.ask()
 
-    assert (said.code, "give a Redis as --store" in said.err) == (2, True)
+    assert (result.code, "give a Redis as --store" in result.err) == (2, True)
 
 
 async def test_no_queues(asking: Asking) -> None:
     """Where no rule has a queue it says how one gets one."""
     await asking.start(None, RULES.replace("on_limit: enqueue", "on_limit: deny"))
 
-    said = await asking.ask()
+    result = await asking.ask()
 
-    assert (said.code, said.out.strip()) == (
+    assert (result.code, result.out.strip()) == (
         0,
         "no rule has a queue: write on_limit: enqueue beside its rate_limit",
     )

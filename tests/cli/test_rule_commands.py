@@ -23,11 +23,11 @@ def test_lint(tmp_path: Path, rules: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("domain: a\nunit: day\n")
 
-    clean, found = Ran("lint", str(rules)), Ran("lint", str(rules), str(bad))
+    clean, result = Ran("lint", str(rules)), Ran("lint", str(rules), str(bad))
 
     assert (clean.code, clean.out, clean.err) == (0, "", "no problems found\n")
-    assert (found.code, found.err) == (1, "1 problem found\n")
-    assert found.out.startswith(f"{bad}:2:1: unit does nothing here")
+    assert (result.code, result.err) == (1, "1 problem found\n")
+    assert result.out.startswith(f"{bad}:2:1: unit does nothing here")
 
 
 @pytest.mark.parametrize(
@@ -68,23 +68,23 @@ def test_lint_formats(tmp_path: Path) -> None:
     ]
     assert github.out.startswith(f"::error file={bad},line=3,col=24,title=")
     (run,) = sarif["runs"]
-    place = run["results"][0]["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"]["uri"] == str(bad)
-    assert place["region"] == {"startLine": 3, "startColumn": 24}
+    location = run["results"][0]["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == str(bad)
+    assert location["region"] == {"startLine": 3, "startColumn": 24}
     assert {each["ruleId"] for each in run["results"]} == {each["kind"] for each in plain}
 
 
 @pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_lint_shows_every_line(path: Path) -> None:
     """Below each problem stands its line, with a caret; an empty file has none to show."""
-    found = lint([path])
-    shown = list(FORMATS["text"](found))
+    result = lint([path])
+    shown = list(FORMATS["text"](result))
 
     if path.stem == "empty_file":
-        assert shown == [str(each) for each in found.problems]
+        assert shown == [str(each) for each in result.problems]
         return
-    assert shown[::3] == [str(each) for each in found.problems]
-    for problem, line, caret in zip(found.problems, shown[1::3], shown[2::3], strict=True):
+    assert shown[::3] == [str(each) for each in result.problems]
+    for problem, line, caret in zip(result.problems, shown[1::3], shown[2::3], strict=True):
         assert line.startswith(f"{problem.source.line:5} | ")
         assert caret == " " * (len(caret) - 1) + "^"
         assert 8 < len(caret) <= len(line)
@@ -161,18 +161,18 @@ def test_lint_tells_what_has_ended(tmp_path: Path) -> None:
     (plain,) = json.loads(Ran("lint", "--format", "json", str(path)).out)
     (run,) = json.loads(Ran("lint", "--format", "sarif", str(path)).out)["runs"]
 
-    said = (
+    output = (
         "no request gets here: valid_until was 0999-12-31T23:00Z; write a later moment, or "
         "take it out"
     )
     assert (ran.code, ran.err) == (0, "no problems found, 1 hint\n")
     assert ran.out.splitlines() == [
-        f"{path}:3:5: k: {said} [ended]",
+        f"{path}:3:5: k: {output} [ended]",
         f"    3 |   - {{key: k, {ended}, {limit}}}",
         "            ^",
     ]
     assert github.out.startswith(f"::notice file={path},line=3,col=5,title=ended::")
-    assert (plain["kind"], plain["level"], plain["message"]) == ("ended", "note", said)
+    assert (plain["kind"], plain["level"], plain["message"]) == ("ended", "note", output)
     (result,) = run["results"]
     assert (result["ruleId"], result["level"]) == ("ended", "note")
 
@@ -253,7 +253,7 @@ def test_explain_in_json(rules: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counted", "said"),
+    ("counted", "expected"),
     [
         (["--count-denied", "none"], ""),
         ([], ""),
@@ -268,17 +268,19 @@ def test_explain_in_json(rules: Path) -> None:
         ),
     ],
 )
-def test_explain_says_what_counts_though_denied(rules: Path, counted: list[str], said: str) -> None:
+def test_explain_says_what_counts_though_denied(
+    rules: Path, counted: list[str], expected: str
+) -> None:
     """Explain takes the flag of serve, and says what it means for a rule with limits."""
     ran = Ran("explain", *counted, "--rules", str(rules), "demo", "user=a")
     free = Ran("explain", *counted, "--rules", str(rules), "demo", "free=a")
-    told = json.loads(
+    answer = json.loads(
         Ran("explain", *counted, "--json", "--rules", str(rules), "demo", "user=a").out
     )
 
-    assert ran.out.partition("counter ")[2].partition("\n")[2] == said
+    assert ran.out.partition("counter ")[2].partition("\n")[2] == expected
     assert "denied" not in free.out
-    assert told["count_denied"] == (counted[1] if counted else "none")
+    assert answer["count_denied"] == (counted[1] if counted else "none")
 
 
 BUDGET = """
@@ -294,9 +296,9 @@ descriptors:
 def test_rules_are_tried_as_they_will_count(tmp_path: Path, counted: str, code: str) -> None:
     """The flag of serve says for `test` and `replay`, too, whether a report counts if denied."""
     (tmp_path / "rules.yaml").write_text(BUDGET)
-    asked = "{domain: demo, descriptors: [{tokens: a}], hits: %d, expect: %s}"
+    request = "{domain: demo, descriptors: [{tokens: a}], hits: %d, expect: %s}"
     asks = [(0, "OK"), (60, "OK"), (60, "OVER_LIMIT"), (0, code)]
-    steps = [asked % each for each in asks]
+    steps = [request % each for each in asks]
     hinted = counted == "none"
     cases = tmp_path / "rules.test.yaml"
     cases.write_text(f"cases: [{{name: one, steps: [{', '.join(steps)}]}}]\n")

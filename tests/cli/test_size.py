@@ -33,8 +33,8 @@ def row(part: str, first: str) -> list[str]:
 @pytest.mark.parametrize(("store", "build"), CALLS_A_CORE)
 def test_calls_are_those_of_the_benchmarks(store: str, build: str) -> None:
     """Calls a core are what the benchmarks' table says, and the page about sizing repeats it."""
-    place = 2 * (build == "compiled") + (store == "redis")
-    calls, _times_grpcio = row("Speed", "uniform")[place].split()
+    column = 2 * (build == "compiled") + (store == "redis")
+    calls, _times_grpcio = row("Speed", "uniform")[column].split()
 
     assert calls == f"{CALLS_A_CORE[store, build]:,}"
     assert f"| {calls} |" in SIZING
@@ -86,9 +86,9 @@ def test_more_needs_more() -> None:
 def test_half_of_each_core_is_left() -> None:
     """No core, of the service or of Redis, is planned to be busy for more than half of its time."""
     for rate in (1, 999, 46_357, 46_358, 1_000_000):
-        found = needed(Load(rate, 1))
-        assert found.busy <= found.workers / 2
-        assert found.redis_busy <= found.redis_servers / 2
+        result = needed(Load(rate, 1))
+        assert result.busy <= result.workers / 2
+        assert result.redis_busy <= result.redis_servers / 2
 
 
 def test_memory_is_one_process(ratelimit: Inside) -> None:

@@ -22,15 +22,15 @@ async def site(start_site: StartSite) -> AdminSite:
 async def test_all_is_well(ratelimit: Inside, site: AdminSite) -> None:
     """One screen has health, store, rules, decisions, overrides, callers and the last denials."""
     site.workers.append({"state": "serving"})
-    await site.told("/denials")  # from now on some are noted
+    await site.json_of("/denials")  # from now on some are noted
     for user in ("ann", "ann", "ann", "bob"):
         await site.asking.ask(f"user={user}")
     await site.asking.ask("user=bob", hits=5)
 
-    said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
+    result = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
 
-    lines = said.out.splitlines()
-    assert (said.code, said.err) == (0, "")
+    lines = result.out.splitlines()
+    assert (result.code, result.err) == (0, "")
     assert lines[0] == "health     serving, nothing is degraded"
     assert lines[1:4] == [
         "store      memory",
@@ -42,7 +42,7 @@ async def test_all_is_well(ratelimit: Inside, site: AdminSite) -> None:
         "by policy  none of the hits of this second, 0.0 % since the start",
         "overrides  0 in force",
     ]
-    assert "edge: user  user=bob" in said.out
+    assert "edge: user  user=bob" in result.out
     ann, bob = (
         next(n for n, each in enumerate(lines) if f"edge user={u}:" in each) for u in ("ann", "bob")
     )
@@ -57,40 +57,42 @@ async def test_something_is_wrong(ratelimit: Inside, site: AdminSite) -> None:
     site.asking.health.degrade("store main", "cannot connect to it")
     site.shards.append(ShardState("main", "server", "", True, None, 0, 0, 1))
 
-    said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
+    result = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
     as_json = await asyncio.to_thread(
         ratelimit, "status", "--json", "--admin", f"127.0.0.1:{site.port}"
     )
 
-    lines = said.out.splitlines()
-    assert (said.code, as_json.code) == (1, 1)
+    lines = result.out.splitlines()
+    assert (result.code, as_json.code) == (1, 1)
     assert lines[:4] == [
         "health     serving, DEGRADED",
         "           store main: cannot connect to it",
         "store      memory",
         "           server main: AWAY, breaker OPEN",
     ]
-    told = json.loads(as_json.out)
-    assert told["faults"] == {"store main": "cannot connect to it"}
-    assert told["rules"]["rules"] == 1
-    assert told["callers"]["callers"] == []
+    answer = json.loads(as_json.out)
+    assert answer["faults"] == {"store main": "cannot connect to it"}
+    assert answer["rules"]["rules"] == 1
+    assert answer["callers"]["callers"] == []
 
 
 @pytest.mark.parametrize(
-    ("states", "told"),
+    ("states", "expected"),
     [
         ([], "NO WORKER: see the log, version 1"),
         (["serving", "serving"], "2 workers, serving, version 1"),
         (["serving", "starting", "serving"], "3 workers: 2 serving, 1 starting, version 1"),
     ],
 )
-async def test_workers(ratelimit: Inside, site: AdminSite, states: list[str], told: str) -> None:
+async def test_workers(
+    ratelimit: Inside, site: AdminSite, states: list[str], expected: str
+) -> None:
     """Workers are told by their states; that there is none is said as such."""
     site.workers += [{"state": state} for state in states]
 
-    said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
+    result = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
 
-    assert f"processes  {told}" in said.out.splitlines()
+    assert f"processes  {expected}" in result.out.splitlines()
 
 
 async def test_problems_of_rules_are_told_once(ratelimit: Inside, site: AdminSite) -> None:
@@ -99,9 +101,9 @@ async def test_problems_of_rules_are_told_once(ratelimit: Inside, site: AdminSit
         (site.directory / f"{name}.yaml").write_text("domain: x\ndescriptors: 7\n")
     site.asking.rules.load()
 
-    said = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
+    result = await asyncio.to_thread(ratelimit, "status", "--admin", f"127.0.0.1:{site.port}")
 
-    told = [line.split()[0] for line in said.out.splitlines() if ".yaml:2:14: " in line]
-    assert [each.rpartition("/")[2] for each in told] == ["rules:", "worse.yaml:2:14:"]
-    assert said.code == 1
-    assert f"rules: {site.directory}/bad.yaml:2:14:" in said.out
+    answer = [line.split()[0] for line in result.out.splitlines() if ".yaml:2:14: " in line]
+    assert [each.rpartition("/")[2] for each in answer] == ["rules:", "worse.yaml:2:14:"]
+    assert result.code == 1
+    assert f"rules: {site.directory}/bad.yaml:2:14:" in result.out

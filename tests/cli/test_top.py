@@ -21,7 +21,7 @@ from ratelimit_service.errors import RateLimitError
 from ratelimit_service.eventloop.clock import now_us
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.settings import Settings
-from tests.cli.inside import Inside, Said
+from tests.cli.inside import Inside, Printed
 from tests.http.conftest import AdminSite
 
 RULES = """
@@ -35,13 +35,13 @@ descriptors:
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[AdminSite]:
-    found = AdminSite(tmp_path / "site", Settings(), RULES, "127.0.0.1:0")
-    await found.start()
-    yield found
-    await found.listener.close()
+    result = AdminSite(tmp_path / "site", Settings(), RULES, "127.0.0.1:0")
+    await result.start()
+    yield result
+    await result.listener.close()
 
 
-async def ask(ratelimit: Inside, site: AdminSite, *arguments: object) -> Said:
+async def ask(ratelimit: Inside, site: AdminSite, *arguments: object) -> Printed:
     return await asyncio.to_thread(ratelimit, *arguments, "--admin", f"127.0.0.1:{site.port}")
 
 
@@ -51,11 +51,11 @@ async def test_top_is_a_table_without_a_terminal(ratelimit: Inside, site: AdminS
         await site.asking.ask("user=ann")
     await site.asking.ask("user=\x1b[2J\u202e", hits=9)
 
-    said = await ask(ratelimit, site, "top")
+    result = await ask(ratelimit, site, "top")
     near = await ask(ratelimit, site, "top", "--order", "near", "--once")
 
-    assert said.code == 0
-    assert said.out.splitlines() == [
+    assert result.code == 0
+    assert result.out.splitlines() == [
         "the last minute, furthest over their limit first, of one process",
         "OVER  NEAR  HITS     LEFT  LIMIT       RULE        CALLER",
         r"   3     2    13  0 of 10  10 per day  edge: user  user=ann",
@@ -70,10 +70,10 @@ async def test_top_for_programs(ratelimit: Inside, site: AdminSite) -> None:
     """--json is what the listener answers."""
     await site.asking.ask("user=ann", hits=11)
 
-    said = await ask(ratelimit, site, "top", "--json", "--window", "hour", "--limit", 1)
+    result = await ask(ratelimit, site, "top", "--json", "--window", "hour", "--limit", 1)
 
-    told = json.loads(said.out)
-    assert (told["window"], told["order"], len(told["callers"])) == ("hour", "over", 1)
+    answer = json.loads(result.out)
+    assert (answer["window"], answer["order"], len(answer["callers"])) == ("hour", "over", 1)
     nobody = await ask(ratelimit, site, "top", "--domain", "other")
     assert nobody.out.splitlines()[1:] == ["nobody"]
 
@@ -93,7 +93,7 @@ class Keyboard:
         return self._keys.pop(0).strip()
 
 
-def told(order: str = "over", window: str = "minute") -> Any:
+def page_of(order: str = "over", window: str = "minute") -> Any:
     return {
         "order": order,
         "window": window,
@@ -106,18 +106,18 @@ def told(order: str = "over", window: str = "minute") -> Any:
 
 def test_keys_choose_what_is_shown() -> None:
     """Keys choose order and time; other keys and none refresh; a fault is shown, and goes again."""
-    asked = []
+    request = []
 
     def ask(order: str, window: str) -> Any:
-        asked.append((order, window))
-        if len(asked) == 3:
+        request.append((order, window))
+        if len(request) == 3:
             raise RateLimitError("the service is away")
-        return told(order, window)
+        return page_of(order, window)
 
     screen = Keyboard("nm xhq")
-    watch(ask, told(), screen, 2)
+    watch(ask, page_of(), screen, 2)
 
-    assert asked == [
+    assert request == [
         ("near", "minute"),
         ("near", "hour"),
         ("near", "hour"),
@@ -131,7 +131,7 @@ def test_keys_choose_what_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "elsewhere", "said"),
+    ("here", "elsewhere", "expected"),
     [
         (1, 0, "of one process"),
         (2, 0, "of 2 workers"),
@@ -139,10 +139,10 @@ def test_keys_choose_what_is_shown() -> None:
         (2, 4, "of 2 workers and 4 elsewhere"),
     ],
 )
-def test_the_page_says_of_whom_it_is(here: int, elsewhere: int, said: str) -> None:
+def test_the_page_says_of_whom_it_is(here: int, elsewhere: int, expected: str) -> None:
     """Workers of one service are told from processes that have left records in the same Redis."""
-    (head, *_) = page({**told(), "here": here, "elsewhere": elsewhere})
-    assert head == f"the last minute, furthest over their limit first, {said}"
+    (head, *_) = page({**page_of(), "here": here, "elsewhere": elsewhere})
+    assert head == f"the last minute, furthest over their limit first, {expected}"
 
 
 def test_rows_say_how_sure_they_are() -> None:
@@ -162,7 +162,7 @@ def test_rows_say_how_sure_they_are() -> None:
         "hits": 0,
         "hits_error": 0,
     }
-    lines = page({**told(), "left_out": 5, "callers": [row]})
+    lines = page({**page_of(), "left_out": 5, "callers": [row]})
     assert "no room" in lines[1]
     assert lines[-1].split() == [
         "~70000", "0", "0", "2", "per", "day", "edge:", "user", "counter", "{00000000}f60#abc",
@@ -216,10 +216,10 @@ async def test_inspect_shows_counters(ratelimit: Inside, site: AdminSite) -> Non
 async def test_inspect_shows_the_numbers_that_hold(ratelimit: Inside, site: AdminSite) -> None:
     """Where an override sets another number that one is shown, with the override and the rule's."""
     await site.asking.ask("user=ann", hits=3)
-    said = await ask(
+    result = await ask(
         ratelimit, site, "limit", "edge", "user=ann", "--requests", 5, "--reason", "spam", "--json"
     )
-    name = json.loads(said.out)["override"]["id"]
+    name = json.loads(result.out)["override"]["id"]
     await ask(ratelimit, site, "limit", "edge", "user=cy", "--requests", "2")
     await site.asking.ask("user=cy", hits=2)
     await ask(ratelimit, site, "grant", "edge", "job=x", "--hits", "2")
@@ -228,7 +228,7 @@ async def test_inspect_shows_the_numbers_that_hold(ratelimit: Inside, site: Admi
     cy = await ask(ratelimit, site, "inspect", "edge", "user=cy")
     job = await ask(ratelimit, site, "inspect", "edge", "job=x")
     dan = await ask(ratelimit, site, "inspect", "edge", "user=dan")
-    told = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=ann", "--json")).out)
+    answer = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=ann", "--json")).out)
 
     lines = ann.out.splitlines()
     assert lines[1].startswith("5 per day: 3 used, 2 left; ends in ")
@@ -242,7 +242,7 @@ async def test_inspect_shows_the_numbers_that_hold(ratelimit: Inside, site: Admi
     assert "\n10 per day: 0 used, 10 left\n" in dan.out
     assert "set by" not in dan.out
     assert "\noverride: " not in dan.out
-    (counter,) = told["counters"]
+    (counter,) = answer["counters"]
     assert (counter["capacity"], counter["remaining"], counter["over"]) == (5, 2, False)
     assert counter["by_override"] == [{"kind": "limit", "id": name}]
     assert counter["rule_limit"] == "10 per day"
@@ -254,14 +254,14 @@ async def test_inspect_shows_what_is_set_aside(ratelimit: Inside, site: AdminSit
     await ask(ratelimit, site, "exempt", "edge", "user=eve")
     bob = await ask(ratelimit, site, "inspect", "edge", "user=bob")
     eve = await ask(ratelimit, site, "inspect", "edge", "user=eve")
-    told = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=bob", "--json")).out)
+    answer = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=bob", "--json")).out)
 
-    (ban,) = told["overrides"]
+    (ban,) = answer["overrides"]
     assert (ban["kind"], ban["entries"]) == ("ban", [["user", "b*"]])
     assert f"\n  set aside: ban {ban['id']} denies every hit\n" in bob.out
     assert "\n  set aside: exempt " in eve.out
     assert " lets every hit pass, and none is counted\n" in eve.out
-    assert told["counters"][0]["by_override"] == [{"kind": "ban", "id": ban["id"]}]
+    assert answer["counters"][0]["by_override"] == [{"kind": "ban", "id": ban["id"]}]
 
 
 async def test_inspect_tells_what_is_left_of_grants(ratelimit: Inside, site: AdminSite) -> None:
@@ -273,29 +273,29 @@ async def test_inspect_tells_what_is_left_of_grants(ratelimit: Inside, site: Adm
     for _ in range(2):
         await site.asking.ask("user=ann")
     spent = await ask(ratelimit, site, "inspect", "edge", "user=ann")
-    told = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=ann", "--json")).out)
+    answer = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=ann", "--json")).out)
 
     assert f"\n  grant {name}: 3 of 3 hits left, until " in fresh.out
     assert spent.out.splitlines()[1] == "10 per day: 0 used, 10 left"
     assert f"\n  grant {name}: 1 of 3 hits left, until " in spent.out
-    (counter,) = told["counters"]
+    (counter,) = answer["counters"]
     assert [(each["id"], each["remaining"]) for each in counter["grants"]] == [(name, 1)]
 
 
 async def test_top_of_a_domain_that_is_none(ratelimit: Inside, site: AdminSite) -> None:
     """Whoever misspells a domain is not told that nobody is limited there."""
-    said = await ask(ratelimit, site, "top", "--once", "--domain", "egde")
-    assert said.err == "note: there is no domain 'egde': there are edge\n"
+    result = await ask(ratelimit, site, "top", "--once", "--domain", "egde")
+    assert result.err == "note: there is no domain 'egde': there are edge\n"
     assert (await ask(ratelimit, site, "top", "--domain", "edge")).err == ""
 
 
 async def test_top_of_a_rule_that_is_none(ratelimit: Inside, site: AdminSite) -> None:
     """The same of a rule: there it is said which there are."""
-    said = await ask(ratelimit, site, "top", "--once", "--rule", "usr")
-    assert said.err == "note: there is no rule 'usr': there are user, job, log\n"
+    result = await ask(ratelimit, site, "top", "--once", "--rule", "usr")
+    assert result.err == "note: there is no rule 'usr': there are user, job, log\n"
     assert (await ask(ratelimit, site, "top", "--rule", "user")).err == ""
     screen = Keyboard("q")
-    watch(lambda *_: told(), {**told(), "note": "there is no rule 'usr'"}, screen, 2)
+    watch(lambda *_: page_of(), {**page_of(), "note": "there is no rule 'usr'"}, screen, 2)
     assert screen.pages[0][2] == "note: there is no rule 'usr'"
 
 
@@ -312,9 +312,9 @@ async def test_a_caller_writes_no_line_of_its_own(ratelimit: Inside, site: Admin
         (("inspect", "edge", f"user={FORGING}"), 5),
         (("overrides",), 1),
     ):
-        said = await ask(ratelimit, site, *words)
-        assert len(said.out.splitlines()) == lines, words
-        assert r"bob\nban" in said.out
+        result = await ask(ratelimit, site, *words)
+        assert len(result.out.splitlines()) == lines, words
+        assert r"bob\nban" in result.out
 
 
 @pytest.mark.parametrize(
@@ -337,11 +337,11 @@ async def test_a_caller_writes_no_line_of_its_own(ratelimit: Inside, site: Admin
 )
 def test_words_that_are_no_utf8(ratelimit: Inside, words: Sequence[str]) -> None:
     """What a shell hands over in another encoding is a mistake, told in one line."""
-    said = ratelimit(*words)
+    result = ratelimit(*words)
 
-    assert said.code == 2
-    assert "\\udcff" in said.err
-    assert "is no UTF-8" in said.err
+    assert result.code == 2
+    assert "\\udcff" in result.err
+    assert "is no UTF-8" in result.err
 
 
 async def test_tokens_as_files_have_them(
@@ -352,24 +352,24 @@ async def test_tokens_as_files_have_them(
     assert (await ask(ratelimit, site, "overrides")).code == 0
     for bad in ("two words", "t\u00f6k\u00e9n", "\udcff"):
         monkeypatch.setenv("RATELIMIT_ADMIN_TOKEN", bad)
-        said = await ask(ratelimit, site, "overrides")
-        assert (said.code, "RATELIMIT_ADMIN_TOKEN is no token" in said.err) == (2, True)
+        result = await ask(ratelimit, site, "overrides")
+        assert (result.code, "RATELIMIT_ADMIN_TOKEN is no token" in result.err) == (2, True)
 
 
 async def test_inspect_for_programs(ratelimit: Inside, site: AdminSite) -> None:
     """--json is what the listener answers, in one object; what is no descriptor is an error."""
-    said = await ask(ratelimit, site, "inspect", "edge", r"user=a\,b", "--json")
+    result = await ask(ratelimit, site, "inspect", "edge", r"user=a\,b", "--json")
     wrong = await ask(ratelimit, site, "inspect", "edge", "=x")
     away = await asyncio.to_thread(ratelimit, "top", "--admin", "127.0.0.1:1")
 
-    assert json.loads(said.out)["descriptor"] == [["user", "a,b"]]
+    assert json.loads(result.out)["descriptor"] == [["user", "a,b"]]
     assert (wrong.code, "has an entry without key" in wrong.err) == (2, True)
     assert (away.code, "no admin listener answers at 127.0.0.1:1" in away.err) == (2, True)
 
 
 async def test_why_without_a_log(ratelimit: Inside, site: AdminSite) -> None:
     """The listener tells the last denials, how the counters stand, and which overrides decide."""
-    await site.told("/denials")  # from now on some are noted
+    await site.json_of("/denials")  # from now on some are noted
     await site.asking.ask("user=ann", hits=11)
     await ask(ratelimit, site, "ban", "edge", "user=eve", "--reason", "spam")
     await site.asking.ask("user=eve")
@@ -393,13 +393,13 @@ async def test_why_without_a_log(ratelimit: Inside, site: AdminSite) -> None:
 
 async def test_why_knows_of_no_denial(ratelimit: Inside, site: AdminSite) -> None:
     """Where the listener has noted none it says what to switch on, and how the counters stand."""
-    said = await ask(ratelimit, site, "why", "edge", "user=bob", "--wait", "0s")
+    result = await ask(ratelimit, site, "why", "edge", "user=bob", "--wait", "0s")
 
-    assert said.code == 1
-    assert "has noted no denial of user=bob in edge" in said.err
-    assert "--wait 1m" in said.err
-    assert "--decision-log PATH" in said.err
-    assert said.out.startswith("now: 10 per day: 0 used, 10 left")
+    assert result.code == 1
+    assert "has noted no denial of user=bob in edge" in result.err
+    assert "--wait 1m" in result.err
+    assert "--decision-log PATH" in result.err
+    assert result.out.startswith("now: 10 per day: 0 used, 10 left")
 
 
 async def test_why_with_the_counters(ratelimit: Inside, site: AdminSite, tmp_path: Path) -> None:
@@ -416,12 +416,12 @@ async def test_why_with_the_counters(ratelimit: Inside, site: AdminSite, tmp_pat
     log.write_text(json.dumps(denial) + "\n")
     await site.asking.ask("user=ann", hits=4)
 
-    said = await ask(ratelimit, site, "why", "edge", "user=ann", "--log", log, "--now")
+    result = await ask(ratelimit, site, "why", "edge", "user=ann", "--log", log, "--now")
     none = await ask(ratelimit, site, "why", "edge", "user=bob", "--log", log, "--now")
     other = await ask(ratelimit, site, "why", "edge", "user=ann", "--log", log, "--now", "--json")
 
-    first, second = said.out.splitlines()
-    assert (said.code, first[:20]) == (0, "denied at 14:03:07 U")
+    first, second = result.out.splitlines()
+    assert (result.code, first[:20]) == (0, "denied at 14:03:07 U")
     assert second.startswith("now: 10 per day: 4 used, 6 left; ends in ")
     assert (none.code, none.out.startswith("now: 10 per day: 0 used, 10 left")) == (1, True)
     assert [each["count"] for each in json.loads(other.out)["now"]] == [4]

@@ -60,20 +60,20 @@ class Batches(Heard):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.told: list[tuple[int, DecidedBatch, Sequence[int]]] = []
+        self.batches: list[tuple[int, DecidedBatch, Sequence[int]]] = []
 
     def hear(self, decided: DecidedBatch) -> None:
-        moment = 1_760_000_000_000_000 + 1_000_003 * (len(self.told) // 3)
-        self.told.append((moment, decided, range(len(decided.bodies))))
+        moment = 1_760_000_000_000_000 + 1_000_003 * (len(self.batches) // 3)
+        self.batches.append((moment, decided, range(len(decided.bodies))))
 
     @property
     def number(self) -> int:
         return len(list(self.each()))
 
     def each(self) -> Iterator[tuple[int, DecidedBatch, int]]:
-        for moment, decided, places in self.told:
-            for place in places:
-                yield moment, decided, place
+        for moment, decided, indices in self.batches:
+            for index in indices:
+                yield moment, decided, index
 
 
 @pytest.mark.parametrize("store", ["memory", "redis", "away"])
@@ -120,13 +120,13 @@ async def test_lines_of_many_are_the_lines_of_each(
         return "" if store == "memory" else f"there:{hash(hit) % 2}"
 
     packer = Packer(0.5, 1, hashed, store, shard_of)
-    groups = [group for batch in batches.told for group in packer.groups(*batch)]
+    groups = [group for batch in batches.batches for group in packer.groups(*batch)]
     packet = packed(batches.number, groups)
     assert decisions_in(packet) == batches.number
     lines = PacketLines(hashed).of(packet).decode()
     alone = []
-    for at_us, decided, place in batches.each():
-        record = decided.record(place)
+    for at_us, decided, index in batches.each():
+        record = decided.record(index)
         shard = "" if record.hit is None else shard_of(record.hit)
         share = 0.5 if record.denied else 1
         alone.append(line_of(record, at_us, share, hashed, store, shard) + "\n")
@@ -134,8 +134,8 @@ async def test_lines_of_many_are_the_lines_of_each(
     assert sum('"code":"OVER_LIMIT"' in line for line in alone) > 30
 
 
-@pytest.mark.parametrize("places", [range(6), range(2, 5), [0, 2, 3, 5], [1, 4]])
-async def test_lines_of_some_say_who_asked(tmp_path: Path, places: Sequence[int]) -> None:
+@pytest.mark.parametrize("indices", [range(6), range(2, 5), [0, 2, 3, 5], [1, 4]])
+async def test_lines_of_some_say_who_asked(tmp_path: Path, indices: Sequence[int]) -> None:
     """Of a batch any decisions can be written down: each line has its own request and caller."""
     asking = Asking(tmp_path, RULES)
     users = ["bob", "ann", "bob"]
@@ -149,15 +149,15 @@ async def test_lines_of_some_say_who_asked(tmp_path: Path, places: Sequence[int]
     callers = [CallOrigin(f"10.0.0.{number // 2}") for number in range(len(bodies))]
     await asking.service.decide(bodies, origins=callers)
 
-    moment, decided, _ = batches.told[-1]
+    moment, decided, _ = batches.batches[-1]
     packer = Packer(1, 1, None, "memory", lambda _: "")
-    groups = [*packer.groups(moment, decided, places)]
-    packet = packed(len(places), groups)
+    groups = [*packer.groups(moment, decided, indices)]
+    packet = packed(len(indices), groups)
     assert len(groups) == 2  # one for each rule
     lines = [json.loads(line) for line in PacketLines(None).of(packet).splitlines()]
 
-    found = [
+    result = [
         (*line["descriptors"][0]["entries"][0], line["code"], line["caller"]) for line in lines
     ]
-    asked = [(key, user) for key in ("user", "account") for user in users]
-    assert found == [(*asked[place], "OVER_LIMIT", callers[place].peer) for place in places]
+    request = [(key, user) for key in ("user", "account") for user in users]
+    assert result == [(*request[index], "OVER_LIMIT", callers[index].peer) for index in indices]

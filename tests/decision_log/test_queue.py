@@ -107,10 +107,10 @@ async def test_lines_say_who_asked_and_where_it_was_counted(tmp_path: Path) -> N
     await logging.asking.service.decide([body], origins=[CallOrigin("")])
     await logging.asking.service.decide([b"\xff"])
 
-    told, silent, unreadable = logging.lines
-    assert (told["caller"], told["request_id"]) == ("10.0.0.7", "7" * 128)
-    assert (told["trace_id"], told["store"], told["shard"]) == (trace, "redis", "there:6379")
-    assert 0 <= told["duration_seconds"] < 10
+    answer, silent, unreadable = logging.lines
+    assert (answer["caller"], answer["request_id"]) == ("10.0.0.7", "7" * 128)
+    assert (answer["trace_id"], answer["store"], answer["shard"]) == (trace, "redis", "there:6379")
+    assert 0 <= answer["duration_seconds"] < 10
     assert not {"caller", "request_id", "trace_id"} & silent.keys()
     assert not {"store", "shard"} & unreadable.keys()
 
@@ -138,8 +138,8 @@ async def test_lines_without_a_caller_are_read_as_well(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("\n".join([old, *map(json.dumps, logging.lines)]))
 
-    found = decisions_about([str(path)], "edge", descriptor("user=bob").entries, None)
-    assert sorted(each.code for each in found.decisions) == ["OK", "OVER_LIMIT"]
+    result = decisions_about([str(path)], "edge", descriptor("user=bob").entries, None)
+    assert sorted(each.code for each in result.decisions) == ["OK", "OVER_LIMIT"]
 
 
 async def test_lines_go_out_by_themselves(tmp_path: Path) -> None:
@@ -248,15 +248,15 @@ async def test_waiting_requests_are_bounded(tmp_path: Path) -> None:
     """Large requests that wait to become lines take a bounded memory; the rest is counted."""
     logging = Logging(tmp_path)
     body = b"x" * 65_000
-    told = DecisionRecord(body, b"", None, DecidedBy.NOTHING)
-    logging.queue.hear(DecidedBatch.of([told] * 1_000))
-    logging.queue.hear(DecidedBatch.of([told]))
+    answer = DecisionRecord(body, b"", None, DecidedBy.NOTHING)
+    logging.queue.hear(DecidedBatch.of([answer] * 1_000))
+    logging.queue.hear(DecidedBatch.of([answer]))
 
-    kept = len(logging.lines)
-    assert 100 < kept < 400
-    assert logging.dropped == {"dropped_busy": 1_001 - kept}
-    logging.queue.hear(DecidedBatch.of([told]))
-    assert len(logging.lines) == kept + 1
+    queues = len(logging.lines)
+    assert 100 < queues < 400
+    assert logging.dropped == {"dropped_busy": 1_001 - queues}
+    logging.queue.hear(DecidedBatch.of([answer]))
+    assert len(logging.lines) == queues + 1
 
 
 async def test_failure_of_lines_ends_no_log(tmp_path: Path) -> None:

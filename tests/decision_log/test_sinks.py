@@ -40,12 +40,12 @@ def test_files_are_bounded(tmp_path: Path) -> None:
         file.write(line)
     file.close()
 
-    found = [tmp_path / "decisions.jsonl.2", tmp_path / "decisions.jsonl.1", path]
-    assert sorted(found) == sorted(tmp_path.iterdir())
-    assert all(each.stat().st_size <= 1_000 for each in found)
-    kept = b"".join(each.read_bytes() for each in found)
-    assert b"".join(written).endswith(kept)
-    assert len(kept) > 1_500
+    result = [tmp_path / "decisions.jsonl.2", tmp_path / "decisions.jsonl.1", path]
+    assert sorted(result) == sorted(tmp_path.iterdir())
+    assert all(each.stat().st_size <= 1_000 for each in result)
+    stored = b"".join(each.read_bytes() for each in result)
+    assert b"".join(written).endswith(stored)
+    assert len(stored) > 1_500
 
 
 def test_files_are_rotated_in_time(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import trustme
 import yaml
 
 from ratelimit_service.settings.environment import from_environment
-from tests.cli.inside import Said, inside
+from tests.cli.inside import Printed, inside
 from tests.conftest import need
 from tests.e2e.conftest import need_envoy
 from tests.servers.envoy import COMMAND as ENVOY
@@ -154,7 +154,7 @@ class Given:
         issued.private_key_pem.write_to_path(str(place / "tls.key"))
         issued.cert_chain_pems[0].write_to_path(str(place / "tls.crt"))
 
-    def check(self) -> Said:
+    def check(self) -> Printed:
         with contextlib.chdir(self._directory):
             return inside("serve", "--check", environment=self.environment)
 

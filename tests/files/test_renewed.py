@@ -24,7 +24,7 @@ class Pair:
         self.write("first", "first")
         self.health = Health()
         self.reloads: Counter[str] = Counter()
-        self.told: list[str] = []
+        self.logged: list[str] = []
         self.renewed = Renewed(
             "pair", [self.one, self.other], self._read, self.health, self.reloads
         )
@@ -48,7 +48,7 @@ class Pair:
         return one
 
     async def _hear(self, value: str) -> None:
-        self.told.append(value)
+        self.logged.append(value)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_change(pair: Pair) -> None:
 
     await pair.look(5)
 
-    assert (pair.renewed.value, pair.told) == ("second", ["second"])
+    assert (pair.renewed.value, pair.logged) == ("second", ["second"])
     assert pair.reloads == {"success": 1}
 
 
@@ -82,11 +82,11 @@ async def test_fault_while_reading(
     for value in ("second", "third"):
         pair.write(value, value)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while pair.told[-1:] != [value]:
+            while pair.logged[-1:] != [value]:
                 await asyncio.sleep(0)
     watching.cancel()
 
-    assert pair.told == ["second", "third"]
+    assert pair.logged == ["second", "third"]
     assert "pair: files could not be read anew: please report this" in caplog.text
 
 
@@ -94,7 +94,7 @@ async def test_nothing_has_changed(pair: Pair) -> None:
     """Files that stay as they are are not read again."""
     await pair.look(5)
 
-    assert (pair.told, pair.reloads) == ([], {})
+    assert (pair.logged, pair.reloads) == ([], {})
 
 
 async def test_files_that_are_just_written(pair: Pair) -> None:
@@ -118,7 +118,7 @@ async def test_bad_pair(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     await pair.look(5)
 
     fault = "second and third do not belong together; what was read before stays in force"
-    assert (pair.renewed.value, pair.told) == ("first", [])
+    assert (pair.renewed.value, pair.logged) == ("first", [])
     assert pair.health.faults == {"pair": fault}
     assert pair.reloads == {"error": 1}
     assert [record.getMessage() for record in caplog.records] == [f"degraded: pair: {fault}"]

@@ -67,11 +67,11 @@ def test_what_is_no_file_to_read(tmp_path: Path, reader: str, make: Callable[[Pa
     """It is an error that names the file, and says what it is and what to do. Nobody waits."""
     make(tmp_path / "odd")
 
-    with pytest.raises(RateLimitError) as told:
+    with pytest.raises(RateLimitError) as raised:
         READERS[reader](tmp_path / "odd")
 
-    assert ODD[make] in str(told.value)
-    assert reader == "password" or "odd" in str(told.value)  # a URL's parts are not shown
+    assert ODD[make] in str(raised.value)
+    assert reader == "password" or "odd" in str(raised.value)  # a URL's parts are not shown
 
 
 def test_what_does_not_tell_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,14 +108,14 @@ async def test_overrides_are_written_only_as_they_can_be_read(
 ) -> None:
     """A file too large to be read again is not written, and nothing has changed."""
     path = tmp_path / "overrides.json"
-    kept = OverridesInMemory(str(path))
+    stored = OverridesInMemory(str(path))
     monkeypatch.setattr("ratelimit_service.stores.overrides.MOST_BYTES", 100)
 
     with pytest.raises(OverrideError, match="could not be read again"):
-        await kept.change([override(BAN)], [])
+        await stored.change([override(BAN)], [])
 
     assert not path.exists()
-    assert await kept.changed() == {}
+    assert await stored.changed() == {}
 
 
 def test_audit_log_that_nobody_reads(tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ OURS = {
 def test_there_is_no_other_way() -> None:
     """Files that somebody names are read in one way."""
     top = Path(ratelimit_service.__file__).parent
-    found = {
+    result = {
         path.relative_to(top).as_posix()
         for path in top.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(node, ast.Attribute) and node.attr in {"read_text", "read_bytes"}
     }
 
-    assert found == OURS
+    assert result == OURS

@@ -37,7 +37,7 @@ class Chatting(Client):
         """Answers each message at once, as reflection does; returns the events."""
         found = []
         while True:
-            events = self.connection.receive(data).events
+            events = self.connection.receive(data)
             for event in events:
                 if isinstance(event, Message):
                     self.connection.sender.send(event.stream_id, answer)

@@ -9,11 +9,11 @@ import time
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import TURN_US, Scheduler
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import client, frames
 from ratelimit_service.grpc.h2.budget import Memory
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.client import CallHandler, Visit
-from ratelimit_service.grpc.h2.connection import Received
+from ratelimit_service.grpc.h2.connection import Event
 from ratelimit_service.grpc.h2.frames import PREFACE
 from tests.grpc.h2_client import Client, messages
 
@@ -28,8 +28,8 @@ class Calls:
         self.visits: list[Visit] = []
         self.seconds = seconds
 
-    def handle(self, client: client.Client, received: Received, visit: Visit) -> None:
-        self.messages += [message for _, message in messages(received)]
+    def handle(self, client: client.Client, events: list[Event], visit: Visit) -> None:
+        self.messages += [message for _, message in messages(events)]
         self.visits.append(visit)
         until = time.perf_counter() + self.seconds
         while time.perf_counter() < until:

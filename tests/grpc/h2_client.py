@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import hpack
 
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.connection import (
     Calls,
     Connection,
     Event,
-    Received,
 )
 from ratelimit_service.grpc.h2.frames import (
     ACK,
@@ -89,11 +88,11 @@ class Client:
         return codes[-1] if codes else None
 
 
-def messages(came: Received | Sequence[Event]) -> list[tuple[int, bytes]]:
+def messages(came: Sequence[Event]) -> list[tuple[int, bytes]]:
     """The unary calls among the events: stream and message of each."""
     return [
         call
-        for event in (came.events if isinstance(came, Received) else came)
+        for event in came
         if isinstance(event, Calls)
         for call in zip(event.stream_ids, event.messages, strict=True)
     ]

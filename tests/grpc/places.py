@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from ratelimit_service.grpc.h2 import H2Server
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.grpc.tls import TLSFiles
 from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health

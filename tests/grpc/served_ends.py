@@ -9,12 +9,12 @@ import asyncio
 
 from ratelimit_service import wire
 from ratelimit_service.eventloop.scheduler import Scheduler
+from ratelimit_service.grpc.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2 import client, frames
 from ratelimit_service.grpc.h2.budget import Memory
-from ratelimit_service.grpc.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2.frames import PREFACE, FrameType
-from ratelimit_service.grpc.h2.overload import Overload
 from ratelimit_service.grpc.health import HealthService
+from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.model import Request
 from ratelimit_service.observability.health import Health
 from tests.grpc.ends import Wire, come, take_turns

@@ -91,9 +91,7 @@ def blocked(size: int, calls: int = MAX_STREAMS) -> Client:
     client = Client()
     client.connection.sender.window = 0
     for _ in range(calls):
-        for stream_id, _ in messages(
-            client.connection.receive(client.headers() + client.data()).events
-        ):
+        for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
             client.connection.sender.answer(stream_id, b"x" * size)
     client.said()
     return client
@@ -280,11 +278,11 @@ def test_answers_let_through_come_before_those_that_are_new() -> None:
 
     for _ in range(4):
         calls = b"".join(client.headers() + client.data() for _ in range(31))
-        came = client.connection.receive(calls + frames.window_update(0, 31 * 11), 32).events
+        came = client.connection.receive(calls + frames.window_update(0, 31 * 11), 32)
         while came or client.connection.has_more:
             for stream_id, _ in messages(came):
                 client.connection.sender.answer(stream_id, b"answer")
-            came = client.connection.receive(b"", 32).events
+            came = client.connection.receive(b"", 32)
 
     assert not waiting & client.connection.streams.blocked.keys()
 

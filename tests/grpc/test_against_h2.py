@@ -214,7 +214,7 @@ class Ours(Peer):
         self._listen()
 
     def _hear(self, data: bytes) -> None:
-        for event in self.connection.receive(data, self.most).events:
+        for event in self.connection.receive(data, self.most):
             if isinstance(event, Calls):
                 self.calls |= zip(event.stream_ids, event.messages, strict=True)
             elif isinstance(event, Cancelled) and event.stream_id in self.calls:

@@ -8,7 +8,7 @@ from pathlib import Path
 import hpack
 import pytest
 
-from ratelimit_service.grpc.h2 import H2Server, frames
+from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.connection import Connection
 from ratelimit_service.grpc.h2.events import Calls
@@ -28,6 +28,7 @@ from ratelimit_service.grpc.h2.limits import (
     MAX_STREAMS,
     MAX_TEXT_BYTES,
 )
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from tests.grpc.chatting import Chatting
@@ -106,9 +107,7 @@ def test_answers_that_nobody_takes() -> None:
     client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
 
     for _ in range(MAX_STREAMS):
-        for stream_id, _ in messages(
-            client.connection.receive(client.headers() + client.data()).events
-        ):
+        for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
             client.connection.sender.answer(stream_id, b"x" * 50_000)
         client.connection.tick()
 

@@ -14,15 +14,16 @@ import pytest
 from ratelimit_service import compiled
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2 import calls, runs
+from ratelimit_service.grpc import calls
+from ratelimit_service.grpc.h2 import runs
 from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
-from ratelimit_service.http import HttpPort
+from ratelimit_service.http import HttpPort, Shown
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Health
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Refusal
+from ratelimit_service.service import CallbackBatch, Refusal
 from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.served_ends import Ends
@@ -116,11 +117,11 @@ async def test_refused_once(asking: Asking, broken: Broken, seam: str) -> None:
     told: list[Sequence[object]] = []
     broken.seam = seam
 
-    asking.service.submit([BODY, BODY], told.append)
+    asking.service.submit(CallbackBatch([BODY, BODY], told.append))
     for late in broken.late:
         late()
     broken.seam = ""
-    asking.service.submit([BODY, BODY], told.append)
+    asking.service.submit(CallbackBatch([BODY, BODY], told.append))
 
     (refused, decided) = told
     assert [one.code for one in refused if isinstance(one, Refusal)] == [StatusCode.INTERNAL] * 2
@@ -136,7 +137,7 @@ async def test_fault_after_the_answer(
     broken.seam = "charge, after the answer"
 
     with caplog.at_level(logging.ERROR):
-        asking.service.submit([BODY], told.append)
+        asking.service.submit(CallbackBatch([BODY], told.append))
 
     ((answer,),) = told
     assert isinstance(answer, bytes)
@@ -229,7 +230,7 @@ async def test_fault_of_who_is_told(asking: Asking, caplog: pytest.LogCaptureFix
         raise KeyError("no stream")
 
     with caplog.at_level(logging.ERROR):
-        asking.service.submit([BODY], done)
+        asking.service.submit(CallbackBatch([BODY], done))
 
     assert len(calls) == 1
     assert "no stream" in caplog.text
@@ -306,9 +307,7 @@ async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
         asking.service.decide,
         asking.health,
         asking.stats,
-        lambda: asking.rules.snapshot,
-        metrics.render,
-        dict,
+        Shown(lambda: asking.rules.snapshot, metrics.render, dict),
     )
     sockets = listening.listen("127.0.0.1:0", "HTTP")
     await admin.start(sockets)

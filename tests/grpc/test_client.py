@@ -14,7 +14,7 @@ from ratelimit_service.grpc.h2 import client as served
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.client import Visit
-from ratelimit_service.grpc.h2.connection import Received
+from ratelimit_service.grpc.h2.connection import Event
 from ratelimit_service.grpc.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.grpc.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
 from ratelimit_service.observability.health import Health
@@ -33,9 +33,9 @@ def many(client: Client, count: int, size: int = 100) -> bytes:
 class Deciding(Calls):
     """Has each call decided at the end of the turn."""
 
-    def handle(self, client: served.Client, received: Received, visit: Visit) -> None:
+    def handle(self, client: served.Client, events: list[Event], visit: Visit) -> None:
         before = len(self.messages)
-        super().handle(client, received, visit)
+        super().handle(client, events, visit)
         if len(self.messages) > before:
             client.scheduler.later(self._decide, len(self.messages) - before)
 
@@ -111,8 +111,8 @@ async def test_step_of_a_call() -> None:
     ends, client = Ends(), Client()
 
     class Stepping(Calls):
-        def handle(self, client: served.Client, received: Received, visit: Visit) -> None:
-            super().handle(client, received, visit)
+        def handle(self, client: served.Client, events: list[Event], visit: Visit) -> None:
+            super().handle(client, events, visit)
             if self.messages[-1:] == [b"large"]:
                 client.in_a_turn_alone(lambda: self.messages.append(b"decided"))
 
@@ -153,7 +153,7 @@ class Told(Calls):
 class Failing(Told):
     """Fails on everything."""
 
-    def handle(self, client: served.Client, received: Received, visit: Visit) -> None:
+    def handle(self, client: served.Client, events: list[Event], visit: Visit) -> None:
         raise KeyError("a fault of ours")
 
 

@@ -10,8 +10,8 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, TrailersReceived
 from h2.settings import SettingCodes
 
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2 import frames
-from ratelimit_service.grpc.h2.calls import METHODS
 from ratelimit_service.grpc.h2.connection import Calls, Connection
 from ratelimit_service.grpc.h2.frames import ACK, END_HEADERS, FrameType, SettingId
 from tests.grpc.h2_client import HEADERS, PATH, Client, messages
@@ -31,7 +31,7 @@ class PythonClient:
         """Carries bytes to and fro until neither side has anything to say."""
         while True:
             said = self.client.data_to_send()
-            for stream_id, message in messages(self.server.receive(said).events if said else []):
+            for stream_id, message in messages(self.server.receive(said) if said else []):
                 self.server.sender.answer(stream_id, message)
             answered = self.server.take_output()
             if answered:
@@ -118,9 +118,7 @@ def test_smallest_table_between_two_blocks() -> None:
     size = SettingId.HEADER_TABLE_SIZE
     client.connection.receive(frames.settings({size: 10}) + frames.settings({size: 4_096}))
 
-    for stream_id, message in messages(
-        client.connection.receive(client.headers() + client.data()).events
-    ):
+    for stream_id, message in messages(client.connection.receive(client.headers() + client.data())):
         client.connection.sender.answer(stream_id, message)
 
     assert blocks(client)[0][0] == 0x20
@@ -210,7 +208,7 @@ def test_clients_that_keep_their_tables() -> None:
         client, later = Client(), []
         for number in range(4):
             frame = client.headers(path=path)
-            (calls,) = client.connection.receive(frame + client.data()).events
+            (calls,) = client.connection.receive(frame + client.data())
             assert isinstance(calls, Calls)
             assert calls.head.path == path.encode()
             client.connection.sender.answer(client.stream_id, b"")

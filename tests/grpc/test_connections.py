@@ -16,7 +16,8 @@ import pytest
 
 from ratelimit_service import compiled
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.h2 import frames, server
+from ratelimit_service.grpc import server
+from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import PREFACE, FrameType
 from ratelimit_service.grpc.h2.life import Leaving
 from ratelimit_service.net.accepting import ConnectionLimiter

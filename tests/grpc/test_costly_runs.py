@@ -48,7 +48,7 @@ def test_messages_may_look_like_calls(heads: int) -> None:
     streams = range(1_001, 1_401, 2)
     data = b"".join(call(each, said[:16_380], USUAL) for each in streams)
 
-    work = work_of(lambda: client.connection.receive(data).events)
+    work = work_of(lambda: client.connection.receive(data))
 
     assert client.connection.streams.latest == streams[-1]
     assert work < 110 * 200

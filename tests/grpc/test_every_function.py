@@ -56,7 +56,7 @@ descriptors:
 PACKAGE = Path(ratelimit_service.__file__).parent
 LOOKED_AT = [
     *(f"{folder}/" for folder in ("service", "limiter", "wire", "stores", "algorithms", "model")),
-    *(f"grpc/h2/{name}.py" for name in ("calls", "gathered", "overload", "sending")),
+    *(f"grpc/{name}.py" for name in ("calls", "call_batch", "overload", "h2/sending")),
 ]
 """Where a fault is a call's own."""
 
@@ -80,7 +80,7 @@ _REPLIES = "a store's reply ends in it, and no other comes"
 EXCUSED = {
     "Batches._landed": _REPLIES,
     "Batches._replied": _REPLIES,
-    "Gathered.answer": _OUTERMOST,
+    "CallBatch.answer": _OUTERMOST,
     "LocalCache._learn": _REPLIES,
     "LocalCache._settled": _REPLIES,
     "RedisStore._all_read": _REPLIES,

@@ -58,7 +58,7 @@ def test_call_in_pieces() -> None:
     events = [
         event
         for at in range(len(stream))
-        for event in client.connection.receive(stream[at : at + 1]).events
+        for event in client.connection.receive(stream[at : at + 1])
     ]
 
     (call,) = events
@@ -83,7 +83,7 @@ def test_padded_call() -> None:
     for piece in pieces:
         window -= len(piece) - 9
         assert window >= 0, "the client must wait for a window that nobody opens"
-        events += connection.receive(piece).events
+        events += connection.receive(piece)
         for kind, _, stream_id, payload in client.said():
             if kind == FrameType.WINDOW_UPDATE and stream_id:
                 window += int.from_bytes(payload, "big")
@@ -98,7 +98,7 @@ def test_several_calls_in_one_read() -> None:
 
     events = client.connection.receive(
         b"".join(client.headers() + client.data(b"%d" % number) for number in range(3))
-    ).events
+    )
 
     assert messages(events) == [(1, b"0"), (3, b"1"), (5, b"2")]
 
@@ -168,7 +168,7 @@ def test_cancelled_call() -> None:
     client.connection.receive(client.headers() + client.data())
     client.said()
 
-    events = client.connection.receive(frames.rst_stream(1, ErrorCode.CANCEL)).events
+    events = client.connection.receive(frames.rst_stream(1, ErrorCode.CANCEL))
     client.connection.sender.answer(1, b"late")
 
     assert events == [Cancelled(1)]
@@ -269,9 +269,9 @@ def test_graceful_end() -> None:
     client.connection.receive(client.headers() + client.data())
     client.connection.receive(frames.ping(first, ack=True))
     (second,) = pings()
-    queued = client.connection.receive(client.headers() + client.data()).events
+    queued = client.connection.receive(client.headers() + client.data())
     client.connection.receive(frames.ping(second, ack=True))
-    late = client.connection.receive(client.headers() + client.data()).events
+    late = client.connection.receive(client.headers() + client.data())
     for stream_id in (1, 3, 5):
         assert not client.connection.closing
         client.connection.sender.answer(stream_id, b"")
@@ -362,9 +362,9 @@ def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
         data = b"".join(stream)
         events = []
         for at in range(0, len(data), size):
-            events += client.connection.receive(data[at : at + size], most).events
+            events += client.connection.receive(data[at : at + size], most)
             while client.connection.has_more:
-                events += client.connection.receive(b"", most).events
+                events += client.connection.receive(b"", most)
         others = [event for event in events if not isinstance(event, Calls)]
         in_order = [event for event in others if not isinstance(event, Cancelled)]
         others.sort(key=lambda event: event.stream_id)

@@ -20,9 +20,12 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
 )
 from ratelimit_service.grpc.h2.headers import HeaderReader
+from ratelimit_service.model.request import LEAST_TIMEOUT_US
 from tests.grpc.h2_client import HEADERS, PATH, Client, messages, refused
 
 NAMES = st.sampled_from(["x-request-id", "traceparent", "user-agent", "grpc-timeout", "x-a"])
+
+UNITS_US = {"n": 0.001, "u": 1.0, "m": 1e3, "S": 1e6, "M": 6e7, "H": 3.6e9}
 
 VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 
@@ -49,10 +52,10 @@ def test_headers_against_the_oracle(
         assert (head.path, head.method) == (decoded[b":path"], decoded[b":method"])
         assert head.content_type == decoded[b"content-type"]
         assert not head.malformed
-        timeout = decoded.get(b"grpc-timeout", b"")
-        assert (head.timeout_us is None) == (
-            not (timeout[:-1].isdigit() and timeout[-1:] in b"HMSmun" and len(timeout) < 10)
-        )
+        timeout = decoded.get(b"grpc-timeout", b"").decode()
+        readable = timeout[:-1].isdigit() and timeout[-1:] in UNITS_US and len(timeout) < 10
+        us = int(timeout[:-1]) * UNITS_US[timeout[-1:]] if readable else 0
+        assert (head.timeout_us is not None) == (us >= LEAST_TIMEOUT_US + 1)
 
 
 @given(st.binary(max_size=60))
@@ -183,7 +186,6 @@ def test_cost_of_a_block(block: bytes, most: int, settled: bool) -> None:
     assert reader.cost_us <= 5_000
 
 
-UNITS_US = {"n": 0.001, "u": 1.0, "m": 1_000.0, "S": 1_000_000.0}
 TIMEOUTS = st.tuples(st.integers(0, 99_999_999), st.sampled_from("nnnuumS"))
 
 
@@ -253,7 +255,7 @@ def test_tracing_clients() -> None:
         for number, t in enumerate(["20m", "20m", "20m", "21m", "21m", "21m"])
     )
 
-    events = client.connection.receive(calls).events
+    events = client.connection.receive(calls)
 
     assert [event.head.timeout_us for event in events if isinstance(event, Calls)] == [
         20_000,

@@ -62,9 +62,9 @@ class Told:
 
     def hear(self, data: bytes) -> None:
         connection = self.client.connection
-        events = connection.receive(data, 32).events
+        events = connection.receive(data, 32)
         while connection.has_more:
-            events += connection.receive(b"", 32).events
+            events += connection.receive(b"", 32)
         for event in events:
             if isinstance(event, Calls):
                 self.calls.update(zip(event.stream_ids, event.messages, strict=True))

@@ -126,7 +126,7 @@ def life(
         if at <= leave_at < at + size:
             connection.shut_down()
         before, waiting = waiting, []
-        for event in connection.receive(data[at : at + size]).events:
+        for event in connection.receive(data[at : at + size]):
             if isinstance(event, Calls):
                 events += zip(event.stream_ids, event.messages, strict=True)
                 waiting += event.stream_ids
@@ -182,7 +182,7 @@ def test_whole_calls_take_the_short_way() -> None:
         patched.setattr(Sender, "answer_whole", answered)
         first = client.stream_id + 2
         calls = range(first, first + 20, 2)
-        events = client.connection.receive(b"".join(whole(each, 0, 5) for each in calls)).events
+        events = client.connection.receive(b"".join(whole(each, 0, 5) for each in calls))
         for each in calls:
             client.connection.sender.answer(each, b"")
 

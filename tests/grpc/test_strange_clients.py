@@ -39,7 +39,7 @@ def test_an_empty_header_block_is_no_call(client: Client) -> None:
     """Also after usual calls; it has no method."""
     stream_id = client.connection.streams.latest + 2
 
-    assert client.connection.receive(call(stream_id, message(1), b"")).events == []
+    assert client.connection.receive(call(stream_id, message(1), b"")) == []
 
     assert [(kind, its) for kind, _, its, _ in client.said()] == [(FrameType.RST_STREAM, stream_id)]
 
@@ -49,9 +49,7 @@ def test_a_timeout_holds_whatever_others_have_said(client: Client) -> None:
     heads = [
         event.head.timeout_us
         for at, timeout in enumerate(("xx", "yy", "3m", "0m", "zz"))
-        for event in client.connection.receive(
-            call(101 + 2 * at, message(1), block(timeout))
-        ).events
+        for event in client.connection.receive(call(101 + 2 * at, message(1), block(timeout)))
         if isinstance(event, Calls)
     ]
 

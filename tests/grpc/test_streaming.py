@@ -11,7 +11,7 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc.h2 import client as served
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.client import Visit
-from ratelimit_service.grpc.h2.connection import Received
+from ratelimit_service.grpc.h2.connection import Event
 from ratelimit_service.grpc.h2.events import Ended, Message
 from ratelimit_service.grpc.h2.frames import (
     END_HEADERS,
@@ -105,8 +105,8 @@ async def test_chat_goes_on_when_the_client_reads_again() -> None:
     ends.served.connection = client.connection
     answered = []
 
-    def handle(client: served.Client, received: Received, visit: Visit) -> None:
-        for event in received.events:
+    def handle(client: served.Client, events: list[Event], visit: Visit) -> None:
+        for event in events:
             if isinstance(event, Message):
                 answered.append(event.message)
                 client.connection.sender.send(event.stream_id, b"answer")

@@ -159,7 +159,7 @@ async def test_refused_requests_are_told_too(
 def traces(client: Client, data: bytes) -> list[Headers]:
     """Those of all calls in this data."""
     found: list[Headers] = []
-    for event in client.connection.receive(data).events:
+    for event in client.connection.receive(data):
         assert isinstance(event, Calls)
         assert event.origins is not None
         found += [list(each.headers) for each in event.origins]
@@ -230,7 +230,7 @@ def test_calls_of_one_read_keep_their_order() -> None:
         data += client.headers(extra) + client.data(b"%d" % number)
 
     told: dict[bytes, Headers] = {}
-    for event in client.connection.receive(data).events:
+    for event in client.connection.receive(data):
         assert isinstance(event, Calls)
         assert event.origins is not None
         headers = [list(each.headers) for each in event.origins]

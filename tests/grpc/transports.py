@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ratelimit_service.grpc.grpcio import GrpcioServer
-from ratelimit_service.grpc.h2 import H2Server
+from ratelimit_service.grpc.server import H2Server
 
 __all__ = ["TRANSPORTS"]
 

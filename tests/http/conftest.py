@@ -26,7 +26,7 @@ from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.queues import Queues
-from tests.cli.inside import Inside, Said
+from tests.cli.inside import Inside, Printed
 from tests.servers.service import HTTPAnswer, http
 from tests.service.asking import Asking
 
@@ -133,12 +133,12 @@ class AdminSite:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         return await asyncio.to_thread(http, f"{self.url}{path}", body, named)
 
-    async def told(self, path: str, body: object = None, **headers: str) -> object:
+    async def json_of(self, path: str, body: object = None, **headers: str) -> object:
         """What was answered, if that is 200."""
         answer = await self.ask(path, body, **headers)
         assert answer.status == 200, answer.text
-        found: object = json.loads(answer.text)
-        return found
+        result: object = json.loads(answer.text)
+        return result
 
 
 async def _nothing() -> None: ...
@@ -151,20 +151,20 @@ class Operator:
         self.admin = admin
         self._ratelimit = ratelimit
 
-    async def types(self, *words: str) -> Said:
+    async def types(self, *words: str) -> Printed:
         command, *rest = words
         address = f"127.0.0.1:{self.admin.port}"
         return await asyncio.to_thread(self._ratelimit, command, *rest, "--admin", address)
 
-    async def told(self, *words: str) -> Any:
-        said = await self.types(*words, "--json")
-        assert said.code == 0, said.err
-        return json.loads(said.out)
+    async def json_of(self, *words: str) -> Any:
+        result = await self.types(*words, "--json")
+        assert result.code == 0, result.err
+        return json.loads(result.out)
 
     async def passed(self, times: int, text: str = "user=bob") -> int:
         """How many of so many requests pass."""
-        asked = [await self.admin.asking.ask(text) for _ in range(times)]
-        return sum(each.code is Code.OK for each in asked)
+        request = [await self.admin.asking.ask(text) for _ in range(times)]
+        return sum(each.code is Code.OK for each in request)
 
 
 StartSite = Callable[..., Awaitable[AdminSite]]

@@ -40,7 +40,7 @@ def changing(monkeypatch: pytest.MonkeyPatch) -> None:
     def routes(_: Operating) -> list[Route]:
         return [Route("POST", "/change", "changes", change)]
 
-    monkeypatch.setattr(registry, "_GROUPS", (*registry._GROUPS, routes))
+    monkeypatch.setattr(registry, "_GROUPS", (*registry.GROUPS, routes))
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ async def test_tokens(start_site: StartSite, tokens: Path) -> None:
         for path, body in (("/health", None), ("/change", {"a": 1}))
         for headers in ({}, bearer("x" * 16), bearer(READER), bearer(WRITER))
     ]
-    changed = await site.told("/change", {"a": 1}, **bearer(WRITER))
+    changed = await site.json_of("/change", {"a": 1}, **bearer(WRITER))
 
     assert statuses == [401, 401, 200, 200, 401, 401, 403, 200]
     assert changed == {"actor": ["alice", "write", "127.0.0.1"], "body": {"a": 1}}
@@ -75,10 +75,10 @@ async def test_tokens_are_read_anew(start_site: StartSite, tokens: Path) -> None
     await asyncio.to_thread(tokens.write_text, "everybody\n")
     for _ in range(2):
         await renewed.look()
-    kept = await site.ask("/health", **bearer(f"{READER}x"))
+    unchanged = await site.ask("/health", **bearer(f"{READER}x"))
 
-    assert (old.status, new.status, kept.status) == (401, 200, 200)
-    assert "stays in force" in json.loads(kept.text)["faults"]["admin tokens"]
+    assert (old.status, new.status, unchanged.status) == (401, 200, 200)
+    assert "stays in force" in json.loads(unchanged.text)["faults"]["admin tokens"]
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_files_of_tokens_that_cannot_be(tmp_path: Path, text: str, message: str)
     path = tmp_path / "tokens"
     path.write_text(text)
 
-    with pytest.raises(SettingsError, match=re.escape(message)) as told:
+    with pytest.raises(SettingsError, match=re.escape(message)) as raised:
         read_tokens(str(path))
 
-    assert READER not in str(told.value)
+    assert READER not in str(raised.value)
 
 
 async def test_session(start_site: StartSite, tokens: Path) -> None:
@@ -112,7 +112,7 @@ async def test_session(start_site: StartSite, tokens: Path) -> None:
     begun = await site.ask("/session", {"token": WRITER}, **origin)
     cookie, _, attributes = begun.headers["set-cookie"].partition(";")
     mine = {**origin, "Cookie": cookie}
-    again = await site.told("/session", **mine)
+    again = await site.json_of("/session", **mine)
     read = await site.ask("/health", **mine)
     changes = [
         await site.ask("/change", {}, **mine, **{"X-CSRF-Token": csrf})

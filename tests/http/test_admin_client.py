@@ -21,21 +21,21 @@ from tests.servers.process import free_port
 TOKEN = "r" * 16
 
 
-async def failed(place: AdminAddress, path: str = "/health") -> str:
+async def failed(address: AdminAddress, path: str = "/health") -> str:
     """Why the listener cannot be asked."""
-    with pytest.raises(RateLimitError) as told:
-        await asyncio.to_thread(AdminClient(place).get, path)
-    return str(told.value)
+    with pytest.raises(RateLimitError) as raised:
+        await asyncio.to_thread(AdminClient(address).get, path)
+    return str(raised.value)
 
 
 async def test_asks(admin: AdminSite) -> None:
     """What a route tells is there; so is why it does not."""
-    place = AdminAddress(f"127.0.0.1:{admin.port}")
+    address = AdminAddress(f"127.0.0.1:{admin.port}")
 
-    health = await asyncio.to_thread(AdminClient(place).get, "/health")
+    health = await asyncio.to_thread(AdminClient(address).get, "/health")
 
     assert health == {"serving": True, "phase": "serving", "faults": {}}
-    assert "is of another version" in await failed(place, "/nowhere")
+    assert "is of another version" in await failed(address, "/nowhere")
 
 
 async def test_asks_over_a_unix_socket(start_site: StartSite, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_says_what_to_do(start_site: StartSite, tmp_path: Path) -> None:
     address = f"127.0.0.1:{site.port}"
     nobody = f"127.0.0.1:{free_port()}"
 
-    told = [
+    answer = [
         await failed(AdminAddress(address)),
         await failed(AdminAddress(address, "x" * 16)),
         await failed(AdminAddress(nobody)),
@@ -79,9 +79,9 @@ async def test_says_what_to_do(start_site: StartSite, tmp_path: Path) -> None:
 
     give = "asks for a token: give {} in RATELIMIT_ADMIN_TOKEN"
     other = "start a service there with `ratelimit serve`, or name another with --admin"
-    assert give.format("one") in told[0]
-    assert give.format("another") in told[1]
-    assert all(other in each for each in told[2:])
+    assert give.format("one") in answer[0]
+    assert give.format("another") in answer[1]
+    assert all(other in each for each in answer[2:])
 
 
 async def test_certificates(start_site: StartSite, tmp_path: Path) -> None:
@@ -108,14 +108,14 @@ async def test_certificates(start_site: StartSite, tmp_path: Path) -> None:
     assert files is not None
     site = await start_site(settings)
     await site.listener.renew(files.read())
-    place = AdminAddress(f"127.0.0.1:{site.port}", tls_ca=paths["ca"], tls_cert=paths["mine"])
+    address = AdminAddress(f"127.0.0.1:{site.port}", tls_ca=paths["ca"], tls_cert=paths["mine"])
 
-    health = await asyncio.to_thread(AdminClient(place).get, "/health")
+    health = await asyncio.to_thread(AdminClient(address).get, "/health")
 
     assert health == {"serving": True, "phase": "serving", "faults": {}}
-    assert "give one with --admin-tls-cert" in await failed(place._replace(tls_cert=""))
-    assert "give another" in await failed(place._replace(tls_cert=paths["other"]))
-    assert "--admin-tls-ca" in await failed(place._replace(tls_ca="", tls_cert=""))
+    assert "give one with --admin-tls-cert" in await failed(address._replace(tls_cert=""))
+    assert "give another" in await failed(address._replace(tls_cert=paths["other"]))
+    assert "--admin-tls-ca" in await failed(address._replace(tls_ca="", tls_cert=""))
 
 
 @pytest.mark.parametrize(

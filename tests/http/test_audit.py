@@ -24,9 +24,11 @@ async def test_the_log_tells_changes_in_sentences(
     """Of each change the log says who has made it, from where, and what has changed."""
     caplog.set_level("INFO")
     operator.admin.asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
-    first = (await operator.told("limit", "edge", "user=bob", "--requests", "5"))["override"]["id"]
+    first = (await operator.json_of("limit", "edge", "user=bob", "--requests", "5"))["override"][
+        "id"
+    ]
     again = ("limit", "edge", "user=bob", "--requests", "7", "--for", "2h", "--reason", "x\ny")
-    second = (await operator.told(*again))["override"]["id"]
+    second = (await operator.json_of(*again))["override"]["id"]
     await operator.types("reset", "edge", "user=bob")
     await operator.types("overrides", "remove", second)
 
@@ -44,13 +46,13 @@ async def test_the_log_tells_changes_in_sentences(
 async def test_changes_are_audited(operator: Operator, tmp_path: Path) -> None:
     """A change leaves who, from where, what, why, before and after in a log and in the store."""
     await operator.passed(2)
-    made = await operator.told("ban", "edge", "user=bob", "--reason", "abuse")
+    made = await operator.json_of("ban", "edge", "user=bob", "--reason", "abuse")
     await operator.types("reset", "edge", "user=bob")
     await operator.types("unban", "edge", "user=bob", "--reason", "sorry")
-    kept: Any = await operator.admin.told("/audit?most=9")
+    store: Any = await operator.admin.json_of("/audit?most=9")
 
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert kept["audit"] == lines[::-1]
+    assert store["audit"] == lines[::-1]
     ban, reset, unban = lines
     assert [each["action"] for each in lines] == ["override", "reset", "remove"]
     assert (ban["before"], ban["after"]) == ([], [made["override"]])
@@ -64,37 +66,37 @@ async def test_many_changes_are_told_in_parts(
     operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many are asked for, few are read at once; what changes meanwhile moves none."""
-    kept = operator.admin.overrides.kept
+    store = operator.admin.overrides.kept
     for number in range(1_000):
-        await kept.change([], [], json.dumps({"number": number}))
-    audited, looked = kept.audited, list[int]()
+        await store.change([], [], json.dumps({"number": number}))
+    audited, looked = store.audited, list[int]()
 
     async def noted(most: int, after: str = "") -> Audited:
-        found = await audited(most, after)
-        looked.append(len(found.lines))
-        await kept.change([], [], "another one" if len(looked) % 2 else '{"number": -1}')
-        return found
+        result = await audited(most, after)
+        looked.append(len(result.lines))
+        await store.change([], [], "another one" if len(looked) % 2 else '{"number": -1}')
+        return result
 
-    monkeypatch.setattr(kept, "audited", noted)
-    found: Any = await operator.admin.told("/audit?most=1000")
-    few: Any = await operator.admin.told("/audit?most=3")
+    monkeypatch.setattr(store, "audited", noted)
+    result: Any = await operator.admin.json_of("/audit?most=1000")
+    few: Any = await operator.admin.json_of("/audit?most=3")
 
     assert looked == [50] * 20 + [3]
-    assert [each["number"] for each in found["audit"]] == list(range(999, -1, -1))
+    assert [each["number"] for each in result["audit"]] == list(range(999, -1, -1))
     assert [each["number"] for each in few["audit"]] == [-1, -1]  # one of three is no JSON
 
 
 async def test_lines_of_strangers_are_left_out(operator: Operator) -> None:
     """What is no object, or is nested too deep to be read or written, is not told."""
-    kept = operator.admin.overrides.kept
+    store = operator.admin.overrides.kept
     deep = ['{"a": ' * depth + "1" + "}" * depth for depth in (900, 990, 5_000)]
     for line in ("5", "[1]", "null", "nonsense", *deep, '{"number": 1}'):
-        await kept.change([], [], line)
+        await store.change([], [], line)
 
-    found: Any = await operator.admin.told("/audit?most=20")
+    result: Any = await operator.admin.json_of("/audit?most=20")
 
-    assert [each for each in found["audit"] if "number" in each] == [{"number": 1}]
-    assert all(isinstance(each, dict) for each in found["audit"])
+    assert [each for each in result["audit"] if "number" in each] == [{"number": 1}]
+    assert all(isinstance(each, dict) for each in result["audit"])
 
 
 async def test_an_audit_log_that_cannot_be_written(
@@ -107,14 +109,14 @@ async def test_an_audit_log_that_cannot_be_written(
     path = tmp_path / "no" / "audit.jsonl"
     admin = await start_site(Settings(audit_log=str(path)))
     assert str(path) in admin.asking.health.faults["audit_log"]
-    told: Any = await admin.told("/overrides", {**BOB, "kind": "ban"})
+    answer: Any = await admin.json_of("/overrides", {**BOB, "kind": "ban"})
 
-    assert "cannot be written" in told["warning"]
+    assert "cannot be written" in answer["warning"]
     assert '"action": "override"' in caplog.text
 
     path.parent.mkdir()
-    told = await admin.told("/overrides", {**BOB, "kind": "exempt"})
-    assert "warning" not in told
+    answer = await admin.json_of("/overrides", {**BOB, "kind": "exempt"})
+    assert "warning" not in answer
     assert admin.asking.health.faults == {}
 
 
@@ -125,7 +127,7 @@ async def test_an_audit_log_that_takes_a_part(
     """Of a line that only a part has room for nothing is left, and whoever made it is told."""
     path = tmp_path / "audit.jsonl"
     admin = await start_site(Settings(audit_log=str(path)))
-    await admin.told("/overrides", {**BOB, "kind": "ban"})
+    await admin.json_of("/overrides", {**BOB, "kind": "ban"})
     before, write = path.read_bytes(), os.write
 
     def full(file: int, data: bytes) -> int:
@@ -136,11 +138,11 @@ async def test_an_audit_log_that_takes_a_part(
 
     with monkeypatch.context() as patched:
         patched.setattr("ratelimit_service.files.whole_file.os.write", full)
-        told: Any = await admin.told("/overrides", {**BOB, "kind": "exempt"})
-    assert told["warning"] == "the audit log cannot be written: No space left on device"
+        answer: Any = await admin.json_of("/overrides", {**BOB, "kind": "exempt"})
+    assert answer["warning"] == "the audit log cannot be written: No space left on device"
     assert path.read_bytes() == before
 
-    await admin.told("/overrides", {**BOB, "kind": "exempt"})
+    await admin.json_of("/overrides", {**BOB, "kind": "exempt"})
     assert len([json.loads(line) for line in path.read_text().splitlines()]) == 2
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -323,7 +324,7 @@ async def test_reader_that_does_not_read(site: Site, monkeypatch: pytest.MonkeyP
         while True:
             yield b"x" * 65_536
 
-    site.admin._render_metrics = lambda _: ("text/plain", endless())
+    site.admin.shown = replace(site.admin.shown, metrics=lambda _: ("text/plain", endless()))
     caller = await Caller.of(site)
     await caller.send("GET /metrics HTTP/1.1", "Host: localhost", "")
 
@@ -371,7 +372,7 @@ async def test_unread_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(b"x" * 65_536)
             yield made[-1]
 
-    monkeypatch.setattr("ratelimit_service.http.http_port._all_told", endless)
+    monkeypatch.setattr("ratelimit_service.http.http_port._list_of", endless)
     caller = await Caller.of(site)
     body = json.dumps([REQUEST]).encode()
     length = f"Content-Length: {len(body)}"

@@ -42,14 +42,14 @@ async def test_page_may_do_nothing_else(admin: AdminSite) -> None:
     """Page and scripts come from the listener alone, and run nothing that is not a file of it."""
     page = await admin.ask("/")
     policy = page.headers["content-security-policy"]
-    places = re.findall(r'(?:src|href)="(?!#)([^"]*)"', page.text)
-    answers = [await admin.ask(place) for place in places]
+    paths = re.findall(r'(?:src|href)="(?!#)([^"]*)"', page.text)
+    answers = [await admin.ask(element) for element in paths]
 
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
     assert "unsafe" not in policy
     assert all(word in policy for word in ("frame-ancestors 'none'", "base-uri 'none'"))
-    assert [each.status for each in answers] == [200] * len(places)
+    assert [each.status for each in answers] == [200] * len(paths)
     assert not re.search(r"<script[^>]*>[^<]|<style|\bstyle=|\bon\w+=", page.text)
 
 
@@ -76,10 +76,10 @@ async def shown(chromium: Chromium, script: str, ready: Callable[[Any], object] 
     """What a script finds in the page, once that is what is waited for."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while True:
-        found = await asyncio.to_thread(chromium.run, script)
-        if ready(found):
-            return found
-        assert asyncio.get_running_loop().time() < deadline, (script, found, chromium.faults)
+        result = await asyncio.to_thread(chromium.run, script)
+        if ready(result):
+            return result
+        assert asyncio.get_running_loop().time() < deadline, (script, result, chromium.faults)
 
 
 def text_of(selector: str) -> str:
@@ -96,7 +96,7 @@ CHOICES = [
 """Rows, what is chosen there, the form that it fills, and where one is then."""
 
 
-async def chosen(chromium: Chromium, rows: str, what: str, form: str, place: str) -> object:
+async def chosen(chromium: Chromium, rows: str, what: str, form: str, element: str) -> object:
     """Chooses what to do about the caller of a row; returns where one is, and what is filled in."""
     at = "document.activeElement.id"
     open_choices = f"document.querySelector('{rows} .about').click()"
@@ -105,7 +105,7 @@ async def chosen(chromium: Chromium, rows: str, what: str, form: str, place: str
     await asyncio.to_thread(
         chromium.run, f"document.querySelector('#about [value={what}]').click()"
     )
-    await shown(chromium, at, lambda found: found == place)
+    await shown(chromium, at, lambda result: result == element)
     values = ", ".join(
         f"document.querySelector('#{form}-{n}').value" for n in ("domain", "descriptor")
     )
@@ -115,10 +115,10 @@ async def chosen(chromium: Chromium, rows: str, what: str, form: str, place: str
 async def goes_on(chromium: Chromium, site: AdminSite, start_site: StartSite) -> None:
     """Ends a service; the page says so, and goes on with the next one at the same place."""
     await site.listener.close()
-    await shown(chromium, text_of("#state"), lambda found: found == "no answer, trying again")
+    await shown(chromium, text_of("#state"), lambda result: result == "no answer, trying again")
     again = await start_site(site.operating.settings, at=f"127.0.0.1:{site.port}")
     again.version = "2"
-    await shown(chromium, text_of("#state"), lambda found: found == "serving")
+    await shown(chromium, text_of("#state"), lambda result: result == "serving")
     await shown(chromium, NEWER)
     while "user=after" not in await shown(chromium, text_of("#denial-list li")):
         await again.asking.ask("user=after")  # those of before its stream was there are not told
@@ -143,16 +143,16 @@ async def test_in_chromium(
     ]
     await asyncio.to_thread(chromium.visit, f"{site.url}/")
 
-    await shown(chromium, "document.activeElement.id", lambda found: found == "token")
+    await shown(chromium, "document.activeElement.id", lambda result: result == "token")
     await asyncio.to_thread(chromium.type, f"{TOKEN}\r")
-    await shown(chromium, text_of("#rule-rows"), lambda found: "2 per day" in found)
-    await shown(chromium, text_of("#ok"), lambda found: found == "0")
+    await shown(chromium, text_of("#rule-rows"), lambda result: "2 per day" in result)
+    await shown(chromium, text_of("#ok"), lambda result: result == "0")
     for _ in range(3):
         await site.asking.ask(f"user={EVIL}")
     denial = await shown(chromium, text_of("#denial-list li"))
     await asyncio.to_thread(chromium.run, "document.querySelector('#explain-domain').focus()")
     await asyncio.to_thread(chromium.type, "edge\tuser=bob\r")
-    explained = await shown(chromium, text_of("#explanation"), lambda found: "2 per day" in found)
+    explained = await shown(chromium, text_of("#explanation"), lambda result: "2 per day" in result)
     await asyncio.to_thread(chromium.run, "document.querySelector('#override-domain').focus()")
     await asyncio.to_thread(chromium.type, f"edge\tuser={EVIL}\t2h\twhy not\r")
     banned = await shown(chromium, text_of("#override-rows"))
@@ -161,7 +161,7 @@ async def test_in_chromium(
     # Rows that come above would move it away from a mouse.
     await asyncio.to_thread(chromium.run, "document.querySelector('#override-rows button').focus()")
     await asyncio.to_thread(chromium.type, "\r")
-    await shown(chromium, text_of("#override-rows"), lambda found: not found)
+    await shown(chromium, text_of("#override-rows"), lambda result: not result)
     callers = await shown(chromium, text_of("#caller-rows"))
     shards = await shown(chromium, CELLS)
     store = await asyncio.to_thread(chromium.run, text_of("#store"))
@@ -200,21 +200,21 @@ async def test_rows_fill_forms(
     monkeypatch.setattr(feed, "_SECONDS", 0.5)
     site = await start_site()
     await asyncio.to_thread(chromium.visit, f"{site.url}/")
-    await shown(chromium, text_of("#ok"), lambda found: found == "0")
+    await shown(chromium, text_of("#ok"), lambda result: result == "0")
     for _ in range(3):
         await site.asking.ask(f"user={EVIL}")
-    await shown(chromium, text_of("#caller-rows"), lambda found: TYPED in found)
+    await shown(chromium, text_of("#caller-rows"), lambda result: TYPED in result)
     await shown(chromium, text_of("#denial-list"))
     filled = [await chosen(chromium, *each) for each in CHOICES]
-    inspected = await shown(chromium, text_of("#explanation"), lambda found: "used" in found)
+    inspected = await shown(chromium, text_of("#explanation"), lambda result: "used" in result)
     steered = await asyncio.to_thread(chromium.run, text_of("#override-rows"))
     grant = {"kind": "grant", "domain": "edge", "descriptor": [["user", EVIL]], "hits": 4}
-    await site.told("/overrides", grant, Content_Type="application/json")
-    await shown(chromium, text_of("[data-grant]"), lambda found: found == "4 left")
+    await site.json_of("/overrides", grant, Content_Type="application/json")
+    await shown(chromium, text_of("[data-grant]"), lambda result: result == "4 left")
     await asyncio.to_thread(chromium.run, "document.querySelector('#changes').open = true")
     changes = await shown(chromium, text_of("#change-list"))
 
-    assert filled == [[place, "edge", f"user={TYPED}"] for *_, place in CHOICES]
+    assert filled == [[element, "edge", f"user={TYPED}"] for *_, element in CHOICES]
     assert "2 per day: 2 used, none left; ends in " in inspected
     assert steered == ""
     assert "local (127.0.0.1) override grant " in changes

@@ -13,17 +13,17 @@ from tests.http.conftest import AdminSite, StartSite
 
 
 async def inspected(admin: AdminSite, descriptor: str) -> Any:
-    return await admin.told(f"/inspect?domain=edge&descriptor={quote(descriptor)}")
+    return await admin.json_of(f"/inspect?domain=edge&descriptor={quote(descriptor)}")
 
 
 async def test_inspect(admin: AdminSite) -> None:
     """It tells how the counters of a descriptor stand, however it has to be written."""
     await admin.asking.ask("user=ann")
 
-    told = await inspected(admin, "user=ann")
+    answer = await inspected(admin, "user=ann")
 
-    assert told["descriptor"] == [["user", "ann"]]
-    assert [(each["count"], each["remaining"]) for each in told["counters"]] == [(1, 1)]
+    assert answer["descriptor"] == [["user", "ann"]]
+    assert [(each["count"], each["remaining"]) for each in answer["counters"]] == [(1, 1)]
     assert (await inspected(admin, r"user=a\,b"))["descriptor"] == [["user", "a,b"]]
 
 
@@ -70,18 +70,18 @@ async def test_counters_of_a_rule_that_is_none(start_site: StartSite) -> None:
         ("rule=k&domain=egde", "there is no domain 'egde': there are edge"),
         ("rule=k11", None),
     ):
-        told: Any = await site.told(f"/counters?{query}")
-        assert (told["callers"], told.get("note")) == ([], note)
+        answer: Any = await site.json_of(f"/counters?{query}")
+        assert (answer["callers"], answer.get("note")) == ([], note)
 
 
 async def callers(admin: AdminSite, query: str) -> Any:
-    told: Any = await admin.told(f"/counters{query}")
-    assert (told["here"], told["elsewhere"], told["left_out"]) == (1, 0, 0)
-    return told["callers"]
+    answer: Any = await admin.json_of(f"/counters{query}")
+    assert (answer["here"], answer["elsewhere"], answer["left_out"]) == (1, 0, 0)
+    return answer["callers"]
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "expected"),
     [
         ("?order=most", "order is one of over, near, hits, not 'most'"),
         ("?window=day", "window is one of minute, hour, not 'day'"),
@@ -91,12 +91,12 @@ async def callers(admin: AdminSite, query: str) -> Any:
         ("?user=ann", "'user' is nothing to ask for: there are domain, limit, order"),
     ],
 )
-async def test_counters_say_what_to_ask(admin: AdminSite, query: str, said: str) -> None:
+async def test_counters_say_what_to_ask(admin: AdminSite, query: str, expected: str) -> None:
     """What cannot be asked is said in a sentence."""
     answer = await admin.ask(f"/counters{query}")
 
     assert answer.status == 400
-    assert said in json.loads(answer.text)["error"]
+    assert expected in json.loads(answer.text)["error"]
 
 
 async def test_without_callers(start_site: StartSite) -> None:

@@ -46,24 +46,24 @@ async def read(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
             yield kind, json.loads(text)
 
 
-async def message_with(found: AsyncIterator[Event], name: str) -> Mapping[str, Any]:
+async def message_with(stream: AsyncIterator[Event], name: str) -> Mapping[str, Any]:
     """The next message in which this is not 0 or empty."""
-    async for kind, message in found:
+    async for kind, message in stream:
         if kind == "now" and message[name]:
-            told: Mapping[str, Any] = message
-            return told
+            answer: Mapping[str, Any] = message
+            return answer
     raise AssertionError("the stream has ended")
 
 
 async def test_tells_what_is_counted(admin: AdminSite) -> None:
     """A message has what was decided since the one before, by rule, and each denial's reason."""
-    async with events(admin) as found:
-        assert await anext(found) == ("past", [])
-        await message_with(found, "serving")
+    async with events(admin) as stream:
+        assert await anext(stream) == ("past", [])
+        await message_with(stream, "serving")
         body = encode_request(Request("edge", (descriptor("user=<b>"),)))
         await admin.asking.service.decide([body] * 3)  # at once, so that one message has all
 
-        message = await message_with(found, "over")
+        message = await message_with(stream, "over")
 
     assert (message["ok"], message["over"], message["hits"]) == (2, 1, 3)
     assert message["rules"] == [["edge", "user", 3, 1, 1]]
@@ -81,25 +81,25 @@ async def test_a_stream_ends_with_its_token(start_site: StartSite, tmp_path: Pat
     assert renewed is not None
     url = f"{site.url}/events"
     async with aiohttp.ClientSession(headers=bearer) as session, session.get(url) as answer:
-        found = read(answer)
-        await message_with(found, "serving")
+        stream = read(answer)
+        await message_with(stream, "serving")
         await asyncio.to_thread(tokens.write_text, f"read {text}x\n")
         for _ in range(2):
             await renewed.look()
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert len([each async for each in found]) < 100
+            assert len([each async for each in stream]) < 100
 
 
 async def test_tells_what_changes_seldom(admin: AdminSite) -> None:
     """Now and then all are told of processes, overrides and callers."""
     for _ in range(3):
         await admin.asking.ask("user=bob")
-    await admin.told(
+    await admin.json_of(
         "/overrides", {"kind": "ban", "domain": "edge", "descriptor": [["user", "eve"]]}
     )
 
-    async with events(admin) as found:
-        state = await anext(told async for kind, told in found if kind == "state")
+    async with events(admin) as stream:
+        state = await anext(answer async for kind, answer in stream if kind == "state")
 
     assert state["processes"]["supervisor"]["pid"] == 7
     assert [each["kind"] for each in state["overrides"]["overrides"]] == ["ban"]
@@ -119,13 +119,15 @@ async def test_is_worked_out_once_for_all(admin: AdminSite) -> None:
 
     sources.read = counted  # type: ignore[method-assign, assignment]
     async with events(admin) as one, events(admin) as other:
-        told: tuple[Messages, Messages] = {}, {}
-        while len(told[0].keys() & told[1].keys()) < 2:
-            for found, seen in zip((one, other), told, strict=True):
-                message = await message_with(found, "serving")
+        answer: tuple[Messages, Messages] = {}, {}
+        while len(answer[0].keys() & answer[1].keys()) < 2:
+            for stream, seen in zip((one, other), answer, strict=True):
+                message = await message_with(stream, "serving")
                 seen[message["at"]] = message
-    assert all(told[0][at] == told[1][at] for at in told[0].keys() & told[1].keys())
-    assert readings <= len({**told[0], **told[1]}) + 2  # before the first one, and after the last
+    assert all(answer[0][at] == answer[1][at] for at in answer[0].keys() & answer[1].keys())
+    assert (
+        readings <= len({**answer[0], **answer[1]}) + 2
+    )  # before the first one, and after the last
 
     feed = Feed(admin.operating)
     feed.join()
@@ -144,18 +146,18 @@ async def test_who_comes_later_is_told_the_past(admin: AdminSite) -> None:
             kind, past = await anext(second)
 
     assert kind == "past"
-    assert past[0] == {name: told for name, told in before.items() if name != "denials"}
+    assert past[0] == {name: answer for name, answer in before.items() if name != "denials"}
 
 
 async def test_streams_end(admin: AdminSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many watch at most, and their streams end when the listener closes."""
     monkeypatch.setattr(console, "_MOST_WATCHING", 1)
-    async with events(admin) as found:
-        await anext(found)
+    async with events(admin) as stream:
+        await anext(stream)
         refused = await admin.ask("/events")
         await admin.listener.close()
 
-        assert [kind async for kind, _ in found if kind == "past"] == []
+        assert [kind async for kind, _ in stream if kind == "past"] == []
     assert (refused.status, "close one" in refused.text) == (503, True)
 
 
@@ -181,7 +183,7 @@ async def test_who_does_not_read_is_let_go(
 async def test_watching_leaves_the_decision_log_as_it_is(admin: AdminSite) -> None:
     """Who listens already hears of the same decisions while somebody watches, and afterwards."""
     service = admin.asking.service
-    heard, tail = Heard(service), Tail(service.telling)
+    received, tail = Heard(service), Tail(service.telling)
 
     tail.take()
     for _ in range(6):
@@ -192,7 +194,7 @@ async def test_watching_leaves_the_decision_log_as_it_is(admin: AdminSite) -> No
         await admin.asking.ask("user=bob")
 
     assert len(seen) == 4
-    assert len(heard) == 8
+    assert len(received) == 8
     assert tail.take() == []
 
 
@@ -223,7 +225,7 @@ descriptors:
     (site.directory / "bad.yaml").write_text("domain: bad\nunit: day\n")
     site.asking.rules.load()
 
-    tree = await site.told("/tree")
+    tree = await site.json_of("/tree")
 
     assert isinstance(tree, dict)
     domain = tree["domains"][1]
@@ -249,13 +251,13 @@ async def test_large_trees(start_site: StartSite, monkeypatch: pytest.MonkeyPatc
     longest = [0]
     dumps = json.dumps
 
-    def noted(told: object) -> str:
-        text = dumps(told)
+    def noted(answer: object) -> str:
+        text = dumps(answer)
         longest[0] = max(longest[0], len(text))
         return text
 
     monkeypatch.setattr(json, "dumps", noted)
-    tree: Any = await site.told("/tree")
+    tree: Any = await site.json_of("/tree")
 
     (domain,) = tree["domains"]
     assert [each["way"][1] for each in domain["rules"]] == [["user", str(n)] for n in range(2_000)]
@@ -265,14 +267,14 @@ async def test_large_trees(start_site: StartSite, monkeypatch: pytest.MonkeyPatc
 
 async def test_explains(admin: AdminSite) -> None:
     """Which rule a descriptor meets is told step by step; what is none is told with its form."""
-    found = await admin.told("/explain?domain=edge&descriptor=user%3Dbob")
+    result = await admin.json_of("/explain?domain=edge&descriptor=user%3Dbob")
     wrong = [
         await admin.ask(f"/explain?{query}")
         for query in ("", "domain=edge", "domain=edge&descriptor=%3Db")
     ]
 
-    assert isinstance(found, dict)
-    assert (found["rule"], found["limits"]) == ("user", ["2 per day"])
-    assert [step["entry"] for step in found["steps"]] == [["user", "bob"]]
+    assert isinstance(result, dict)
+    assert (result["rule"], result["limits"]) == ("user", ["2 per day"])
+    assert [step["entry"] for step in result["steps"]] == [["user", "bob"]]
     assert [each.status for each in wrong] == [400] * 3
     assert all("key=value" in each.text for each in wrong)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.grpc.tls import TLS
-from ratelimit_service.http import HttpPort
+from ratelimit_service.http import HttpPort, Shown
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import SECOND_US, CountDenied, FailurePolicy
 from ratelimit_service.net import listening
@@ -45,9 +46,7 @@ class Site:
             asking.service.decide,
             asking.health,
             asking.stats,
-            lambda: asking.rules.snapshot,
-            metrics.render,
-            lambda: {"pid": 7},
+            Shown(lambda: asking.rules.snapshot, metrics.render, lambda: {"pid": 7}),
         )
 
     async def start(self, tls: TLS | None = None) -> None:
@@ -120,15 +119,15 @@ async def test_json_says_when_to_come_back(tmp_path: Path) -> None:
     for settings in (Settings(), Settings(headers="x-ratelimit", denial_body="problem")):
         site = Site(tmp_path, settings, None)
         await site.start()
-        found = [await site.ask("/json", REQUEST) for _ in range(2)]
+        result = [await site.ask("/json", REQUEST) for _ in range(2)]
         await site.admin.close()
-        assert "retry-after" not in found[0].headers
-        assert found[1].headers["content-type"].startswith("application/json")
-        assert json.loads(found[1].text)["overallCode"] == "OVER_LIMIT"
-        waits.append(int(found[1].headers["retry-after"]))
+        assert "retry-after" not in result[0].headers
+        assert result[1].headers["content-type"].startswith("application/json")
+        assert json.loads(result[1].text)["overallCode"] == "OVER_LIMIT"
+        waits.append(int(result[1].headers["retry-after"]))
 
     assert all(0 < wait <= 86_400 for wait in waits)
-    assert found[1].headers["x-ratelimit-remaining"] == "0"
+    assert result[1].headers["x-ratelimit-remaining"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ async def test_other_paths(site: Site) -> None:
     )
 
 
-async def said(site: Site, data: bytes) -> bytes:
+async def raw_answer(site: Site, data: bytes) -> bytes:
     """What the port answers to these bytes, after which nothing more is sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
     writer.write(data)
@@ -257,7 +256,7 @@ async def test_what_is_no_http(site: Site, caplog: pytest.LogCaptureFixture, dat
     """Whatever a caller sends instead of a request, the log has no line above debug of it."""
     caplog.set_level(logging.DEBUG)
 
-    answer = await said(site, data)
+    answer = await raw_answer(site, data)
 
     assert b" 500 " not in answer
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
@@ -291,7 +290,7 @@ async def test_rules_that_are_not_public(tmp_path: Path) -> None:
 
 async def test_fault_of_ours(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """A fault of the service itself is 500, and the log has its traceback."""
-    site.admin._processes = lambda: 1 // 0
+    site.admin.shown = replace(site.admin.shown, processes=lambda: 1 // 0)
 
     answer = await site.ask("/processes")
 

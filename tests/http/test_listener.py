@@ -24,8 +24,8 @@ async def test_tells_of_processes_health_and_rules(admin: AdminSite) -> None:
     """It answers what was asked of the process, of what decides there, and of the rules."""
     admin.asking.health.degrade("store", "Redis is away")
 
-    processes = await admin.told("/processes")
-    health = await admin.told("/health")
+    processes = await admin.json_of("/processes")
+    health = await admin.json_of("/health")
     rules = await admin.ask("/rlconfig")
 
     assert isinstance(processes, dict)
@@ -40,13 +40,13 @@ async def test_says_what_is_here(admin: AdminSite) -> None:
     answer = await admin.ask("/nowhere")
 
     assert answer.status == 404
-    said = json.loads(answer.text)
-    assert said["error"] == "/nowhere is not here"
-    assert any(line.startswith("GET /health: ") for line in said["here"])
+    result = json.loads(answer.text)
+    assert result["error"] == "/nowhere is not here"
+    assert any(line.startswith("GET /health: ") for line in result["here"])
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "expected"),
     [
         (QuestionError("write DOMAIN"), 400, "write DOMAIN"),
         (StoreError("Redis is away"), 503, "Redis is away"),
@@ -54,7 +54,7 @@ async def test_says_what_is_here(admin: AdminSite) -> None:
     ],
 )
 async def test_questions_that_fail(
-    admin: AdminSite, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, said: str
+    admin: AdminSite, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, expected: str
 ) -> None:
     """A question without an answer is an error that says why; faults of ours go to the log."""
 
@@ -65,7 +65,7 @@ async def test_questions_that_fail(
 
     answer = await admin.ask("/processes")
 
-    assert (answer.status, json.loads(answer.text)) == (status, {"error": said})
+    assert (answer.status, json.loads(answer.text)) == (status, {"error": expected})
 
 
 @pytest.mark.parametrize("name", ["evil.example", "evil.local", "evil", "evil.svc", "a.internal"])
@@ -121,7 +121,7 @@ async def test_default_that_is_taken(
 
     with caplog.at_level(logging.WARNING):
         async with port.running():
-            assert port.told == ""
+            assert port.announced == ""
 
     assert "the service runs without an admin listener: cannot open the admin port" in caplog.text
     with pytest.raises(TransportError, match="choose another with --admin HOST:PORT"):
@@ -136,7 +136,7 @@ async def test_unix_socket(admin: AdminSite, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         async with port.running():
-            assert port.told == f"unix:{path}, for callers on this machine"
+            assert port.announced == f"unix:{path}, for callers on this machine"
             assert path.stat().st_mode & 0o077 == 0
     finally:
         os.umask(before)

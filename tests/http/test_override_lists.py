@@ -21,8 +21,8 @@ async def test_many_overrides_are_told_bit_by_bit(admin: AdminSite) -> None:
     await admin.overrides.change(many, [])
     fields = [each.fields() for each in many]
 
-    assert await admin.told("/overrides") == {"overrides": fields}
-    newest = await admin.told("/overrides?newest=3")
+    assert await admin.json_of("/overrides") == {"overrides": fields}
+    newest = await admin.json_of("/overrides?newest=3")
     assert isinstance(newest, dict)
     assert (newest["overrides"], newest["count"]) == (fields[-3:], 250)
     assert (await admin.ask("/overrides?newest=0")).status == 400
@@ -38,18 +38,18 @@ async def test_overrides_are_exported_and_imported(operator: Operator, tmp_path:
         assert (await operator.types(*words)).code == 0
     file = tmp_path / "saved.jsonl"
     file.write_text((await operator.types("overrides", "export")).out)
-    saved = (await operator.told("overrides"))["overrides"]
+    saved = (await operator.json_of("overrides"))["overrides"]
     assert [json.loads(line) for line in file.read_text().splitlines()] == saved
     for each in saved[:2]:
         await operator.types("overrides", "remove", each["id"])
 
-    said = await operator.types("overrides", "import", str(file))
-    assert (said.code, said.out) == (0, "3 overrides: 2 added, 1 there already\n")
-    assert (await operator.told("overrides"))["overrides"] == saved
+    result = await operator.types("overrides", "import", str(file))
+    assert (result.code, result.out) == (0, "3 overrides: 2 added, 1 there already\n")
+    assert (await operator.json_of("overrides"))["overrides"] == saved
     # As --json prints it, and as some editors save it.
     file.write_text(json.dumps({"overrides": saved}), encoding="utf-8-sig")
-    told = await operator.told("overrides", "import", str(file))
-    assert told == {
+    answer = await operator.json_of("overrides", "import", str(file))
+    assert answer == {
         "added": 0,
         "replaced": 0,
         "unchanged": 3,
@@ -77,21 +77,21 @@ async def test_overrides_of_a_list_are_new_or_take_places(
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
     assert (await operator.types("ban", "edge", "user=eve", "--reason", "old")).code == 0
 
-    said = await operator.types("overrides", "import", str(file), "--check")
-    assert said.out == "4 overrides: 2 would be added, 1 would be replaced, 1 had ended\n"
-    assert "adge user=eve: nothing limits it now: " in said.err
-    assert len((await operator.told("overrides"))["overrides"]) == 1
-    said = await operator.types("overrides", "import", str(file))
-    assert said.out == "4 overrides: 2 added, 1 replaced, 1 had ended\n"
-    made = (await operator.told("overrides"))["overrides"]
+    result = await operator.types("overrides", "import", str(file), "--check")
+    assert result.out == "4 overrides: 2 would be added, 1 would be replaced, 1 had ended\n"
+    assert "adge user=eve: nothing limits it now: " in result.err
+    assert len((await operator.json_of("overrides"))["overrides"]) == 1
+    result = await operator.types("overrides", "import", str(file))
+    assert result.out == "4 overrides: 2 added, 1 replaced, 1 had ended\n"
+    made = (await operator.json_of("overrides"))["overrides"]
     assert await operator.passed(9) == 5
-    said = await operator.types("overrides", "import", str(file))
-    assert said.out == "4 overrides: 3 there already, 1 had ended\n"
-    assert (await operator.told("overrides"))["overrides"] == made
+    result = await operator.types("overrides", "import", str(file))
+    assert result.out == "4 overrides: 3 there already, 1 had ended\n"
+    assert (await operator.json_of("overrides"))["overrides"] == made
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("{", "line 2 is no JSON: "),
         ("7", "override 2 is no JSON object"),
@@ -107,7 +107,7 @@ async def test_overrides_of_a_list_are_new_or_take_places(
     ],
 )
 async def test_a_list_is_taken_whole_or_not_at_all(
-    operator: Operator, tmp_path: Path, line: str, said: str
+    operator: Operator, tmp_path: Path, line: str, expected: str
 ) -> None:
     """If one of a list cannot be added none is, and the error says which one."""
     first = {"kind": "ban", "domain": "edge", "entries": [["user", "eve"]]}
@@ -115,8 +115,8 @@ async def test_a_list_is_taken_whole_or_not_at_all(
     file.write_text(f"{json.dumps(first)}\n{line}\n")
     done = await operator.types("overrides", "import", str(file))
     assert done.code == 2
-    assert said in done.err
-    assert (await operator.told("overrides"))["overrides"] == []
+    assert expected in done.err
+    assert (await operator.json_of("overrides"))["overrides"] == []
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n  \n"])
@@ -129,8 +129,8 @@ async def test_lines_of_a_list(operator: Operator, tmp_path: Path, end: str) -> 
     file.write_bytes(text.encode())
 
     assert (await operator.types("overrides", "import", str(file))).out == "2 overrides: 2 added\n"
-    told = (await operator.told("overrides"))["overrides"]
-    assert sorted(each["entries"][0][1] for each in told) == values
+    answer = (await operator.json_of("overrides"))["overrides"]
+    assert sorted(each["entries"][0][1] for each in answer) == values
 
 
 async def test_times_of_a_list(admin: AdminSite) -> None:
@@ -139,10 +139,10 @@ async def test_times_of_a_list(admin: AdminSite) -> None:
     grant = {**ban, "kind": "grant", "hits": 3, "made": "2020-01-01T00:00:00Z"}
     late = {**ban, "made": "9999-12-31T00:00:00Z"}
     route = "/overrides/import"
-    told: Any = await admin.told(route, {"overrides": [late, grant]})
+    answer: Any = await admin.json_of(route, {"overrides": [late, grant]})
     refused = await admin.ask(route, {"overrides": [{**late, "until": "9999-12-31T00:00:00Z"}]})
 
-    assert (told["added"], told["ended"]) == (1, 1)
+    assert (answer["added"], answer["ended"]) == (1, 1)
     assert (refused.status, "more than ten years" in refused.text) == (400, True)
 
 

@@ -27,9 +27,9 @@ async def test_commands_steer_decisions(operator: Operator) -> None:
     assert (await operator.types("unban", "edge", "user=bob")).code == 0
     assert await operator.passed(3) == 2
 
-    told = await operator.told("grant", "edge", "user=bob", "--hits", "3")
+    answer = await operator.json_of("grant", "edge", "user=bob", "--hits", "3")
     assert await operator.passed(9) == 3
-    assert (await operator.types("overrides", "remove", told["override"]["id"])).code == 0
+    assert (await operator.types("overrides", "remove", answer["override"]["id"])).code == 0
 
     assert (await operator.types("limit", "edge", "user=bob", "--requests", "3")).code == 0
     assert await operator.passed(9) == 1
@@ -45,14 +45,16 @@ async def test_overrides_are_listed_in_words(operator: Operator) -> None:
     until = "2026-01-01T02:00:00Z"
     asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
     ban = ("ban", "edge", r"user=a\,b*", "--for", "2h", "--reason", "scrapes")
-    told = (await operator.told(*ban))["override"]
-    said = await operator.types("overrides")
+    answer = (await operator.json_of(*ban))["override"]
+    result = await operator.types("overrides")
 
-    who = told["who"]
-    assert said.out == (f"ban {told['id']}: edge user=a\\,b*, until {until}, by {who}: scrapes\n")
-    assert (await operator.told("overrides"))["overrides"] == [told]
+    who = answer["who"]
+    assert result.out == (
+        f"ban {answer['id']}: edge user=a\\,b*, until {until}, by {who}: scrapes\n"
+    )
+    assert (await operator.json_of("overrides"))["overrides"] == [answer]
     asking.now_us += 7_200 * SECOND_US
-    assert (await operator.told("overrides"))["overrides"] == []
+    assert (await operator.json_of("overrides"))["overrides"] == []
 
 
 async def test_a_grant_for_one_caller_ends_with_its_window(operator: Operator) -> None:
@@ -60,11 +62,11 @@ async def test_a_grant_for_one_caller_ends_with_its_window(operator: Operator) -
     asking = operator.admin.asking
     asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
     grant = ("grant", "edge", "user=bob", "--hits", "3", "--for", "9w")
-    told = (await operator.told(*grant))["override"]
+    answer = (await operator.json_of(*grant))["override"]
 
-    assert told["until"] == "2026-01-02T00:00:00.000000Z"
+    assert answer["until"] == "2026-01-02T00:00:00.000000Z"
     asking.now_us += 86_400 * SECOND_US
-    assert (await operator.told("overrides"))["overrides"] == []
+    assert (await operator.json_of("overrides"))["overrides"] == []
 
 
 async def test_a_grant_for_a_pattern_ends_with_the_last_window(operator: Operator) -> None:
@@ -80,13 +82,13 @@ async def test_a_grant_for_a_pattern_ends_with_the_last_window(operator: Operato
     }
     for (descriptor, name), until in ends.items():
         words = ("--limit", name) if name else ()
-        told = await operator.told("grant", "edge", descriptor, "--hits", "3", *words)
-        assert told["override"].get("until") == until, (descriptor, name)
+        answer = await operator.json_of("grant", "edge", descriptor, "--hits", "3", *words)
+        assert answer["override"].get("until") == until, (descriptor, name)
     sooner = ("grant", "edge", "user=b*", "--hits", "3", "--for", "1s")
-    assert (await operator.told(*sooner))["override"]["until"] == "2026-01-01T00:00:01.000001Z"
+    assert (await operator.json_of(*sooner))["override"]["until"] == "2026-01-01T00:00:01.000001Z"
 
     asking.now_us += 86_400 * SECOND_US
-    (left,) = (await operator.told("overrides"))["overrides"]
+    (left,) = (await operator.json_of("overrides"))["overrides"]
     assert left["entries"] == [["nobody", "*"]]
 
 
@@ -99,10 +101,10 @@ async def test_an_override_that_nothing_can_meet_is_told(operator: Operator) -> 
         ("edge", "usr=*"): "'user'",
     }
     for (domain, descriptor), word in meant.items():
-        said = await operator.types("ban", domain, descriptor)
-        assert said.code == 0
-        assert "note: nothing limits it now: no rule" in said.err
-        assert f"did you mean {word}?" in said.err
+        result = await operator.types("ban", domain, descriptor)
+        assert result.code == 0
+        assert "note: nothing limits it now: no rule" in result.err
+        assert f"did you mean {word}?" in result.err
     assert (await operator.types("ban", "edge", "user=bob")).err.splitlines() == [
         "note: it has no end: it holds until it is removed"
     ]
@@ -128,37 +130,37 @@ async def test_overrides_end_at_a_moment(operator: Operator) -> None:
     operator.admin.asking.now_us = now_us()
     then = time_text(now_us() + 2 * 86_400 * SECOND_US)[:11] + "00:00:00Z"
 
-    told = await operator.told("ban", "edge", "user=bob", "--until", then)
+    answer = await operator.json_of("ban", "edge", "user=bob", "--until", then)
 
-    assert told["override"]["until"] == then.replace("Z", ".000000Z")
+    assert answer["override"]["until"] == then.replace("Z", ".000000Z")
     assert await operator.passed(1) == 0
 
 
 async def test_a_new_number_takes_the_old_ones_place(operator: Operator) -> None:
     """The same override for the same descriptor replaces the one before; grants add up."""
-    first = await operator.told("limit", "edge", "user=bob", "--requests", "5")
+    first = await operator.json_of("limit", "edge", "user=bob", "--requests", "5")
     second = await operator.types("limit", "edge", "user=bob", "--requests", "6")
     assert f"instead of limit {first['override']['id']}" in second.out
     assert await operator.passed(9) == 6
 
-    await operator.told("grant", "edge", "user=bob", "--hits", "1")
-    told = await operator.told("grant", "edge", "user=bob", "--hits", "1")
-    assert told["replaced"] == []
-    assert told["notes"][0].startswith("it ends ")
+    await operator.json_of("grant", "edge", "user=bob", "--hits", "1")
+    answer = await operator.json_of("grant", "edge", "user=bob", "--hits", "1")
+    assert answer["replaced"] == []
+    assert answer["notes"][0].startswith("it ends ")
     assert await operator.passed(9) == 2
 
 
 async def test_what_is_lost_by_replacing_is_told(operator: Operator) -> None:
     """Who replaces a ban by one that ends sooner is told, since from then on none holds."""
-    first = (await operator.told("ban", "edge", "user=bob"))["override"]
-    second = await operator.told("ban", "edge", "user=bob", "--until", "2030-01-02")
+    first = (await operator.json_of("ban", "edge", "user=bob"))["override"]
+    second = await operator.json_of("ban", "edge", "user=bob", "--until", "2030-01-02")
     assert second["notes"] == [
         f"ban {first['id']}, which it replaces, would have held until it is removed: "
         "from 2030-01-02T00:00:00Z on neither holds"
     ]
-    later = await operator.told("ban", "edge", "user=bob", "--until", "2030-01-03")
+    later = await operator.json_of("ban", "edge", "user=bob", "--until", "2030-01-03")
     assert later["notes"] == []
-    sooner = await operator.told("ban", "edge", "user=bob", "--until", "2030-01-01")
+    sooner = await operator.json_of("ban", "edge", "user=bob", "--until", "2030-01-01")
     assert sooner["notes"] == [
         f"ban {later['override']['id']}, which it replaces, would have held until "
         "2030-01-03T00:00:00Z: from 2030-01-01T00:00:00Z on neither holds"
@@ -168,19 +170,19 @@ async def test_what_is_lost_by_replacing_is_told(operator: Operator) -> None:
 async def test_reset(operator: Operator) -> None:
     """The counters of a descriptor start again, all of them or one limit's."""
     assert await operator.passed(3, "plan=a") == 2
-    told = await operator.told("reset", "edge", "plan=a", "--limit", "short")
-    assert [(each["limit"], each["count"]) for each in told["reset"]] == [("short", 2)]
+    answer = await operator.json_of("reset", "edge", "plan=a", "--limit", "short")
+    assert [(each["limit"], each["count"]) for each in answer["reset"]] == [("short", 2)]
     assert await operator.passed(3, "plan=a") == 0
 
-    said = await operator.types("reset", "edge", "plan=a")
-    assert said.out == (
+    result = await operator.types("reset", "edge", "plan=a")
+    assert result.out == (
         "limit short starts again, it had counted 0\nlimit long starts again, it had counted 2\n"
     )
     assert await operator.passed(3, "plan=a") == 2
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("reset", "edge", "nobody=x"), "nothing counts it: no rule"),
         (("reset", "edge", "plan=a", "--limit", "x"), "no limit there is called 'x'"),
@@ -203,24 +205,24 @@ async def test_reset(operator: Operator) -> None:
         (("ban", "edge", "=bob"), "write key=value,key=value"),
     ],
 )
-async def test_mistakes_are_told(operator: Operator, words: tuple[str, ...], said: str) -> None:
+async def test_mistakes_are_told(operator: Operator, words: tuple[str, ...], expected: str) -> None:
     """What cannot be done is one line that says why, and changes nothing."""
     done = await operator.types(*words)
 
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
-    assert (await operator.told("overrides"))["overrides"] == []
+    assert expected in done.err
+    assert (await operator.json_of("overrides"))["overrides"] == []
 
 
 async def test_notes(operator: Operator) -> None:
     """An override that can do nothing now is made, and its maker is told."""
-    said = await operator.types("exempt", "edge", "nobody=x")
+    result = await operator.types("exempt", "edge", "nobody=x")
 
-    assert said.code == 0
-    assert said.err.startswith("note: nothing limits it now: no rule")
-    ban = await operator.told("ban", "edge", "user=bob")
-    told = await operator.told("exempt", "edge", "user=b*")
-    assert told["notes"] == [f"exact overrides come before it: ban {ban['override']['id']}"]
+    assert result.code == 0
+    assert result.err.startswith("note: nothing limits it now: no rule")
+    ban = await operator.json_of("ban", "edge", "user=bob")
+    answer = await operator.json_of("exempt", "edge", "user=b*")
+    assert answer["notes"] == [f"exact overrides come before it: ban {ban['override']['id']}"]
 
 
 async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
@@ -229,8 +231,8 @@ async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
         body = {"domain": "edge", "descriptor": [["user", value]], "kind": kind}
         assert (await admin.ask("/overrides", body)).status == 200
 
-    told: Any = await admin.told("/overrides?domain=edge&descriptor=user%3Dbob")
-    assert [each["entries"][0][1] for each in told["overrides"]] == ["bob", "*", "b*"]
+    answer: Any = await admin.json_of("/overrides?domain=edge&descriptor=user%3Dbob")
+    assert [each["entries"][0][1] for each in answer["overrides"]] == ["bob", "*", "b*"]
 
 
 async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: Path) -> None:
@@ -239,16 +241,16 @@ async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: 
     words = ("explain", "edge", "user=bob", "--rules", str(tmp_path / "rules.yaml"), "--overrides")
     assert (await operator.types(*words)).out.endswith("no override takes it\n")
 
-    ban = (await operator.told("ban", "edge", "user=bob"))["override"]
-    exempt = (await operator.told("exempt", "edge", "user=*"))["override"]
+    ban = (await operator.json_of("ban", "edge", "user=bob"))["override"]
+    exempt = (await operator.json_of("exempt", "edge", "user=*"))["override"]
     assert f"override: ban {ban['id']}: edge user=bob" in (await operator.types(*words)).out
-    assert (await operator.told(*words))["overrides"] == [ban, exempt]
-    told: Any = await operator.admin.told("/inspect?domain=edge&descriptor=user%3Dbob")
-    assert told["overrides"] == [ban, exempt]
+    assert (await operator.json_of(*words))["overrides"] == [ban, exempt]
+    answer: Any = await operator.admin.json_of("/inspect?domain=edge&descriptor=user%3Dbob")
+    assert answer["overrides"] == [ban, exempt]
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "expected"),
     [
         ("/overrides", {**BOB, "kind": "banish"}, 400, "kind must be one of ban, exempt"),
         ("/overrides", {**BOB, "kind": "ban", "hits": 1}, 400, "hits belongs to grant"),
@@ -298,12 +300,14 @@ async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: 
     ],
 )
 async def test_bodies_that_say_nothing_useful(
-    admin: AdminSite, path: str, body: object, status: int, said: str
+    admin: AdminSite, path: str, body: object, status: int, expected: str
 ) -> None:
     """What is missing, unknown or wrong is said in a sentence."""
     answer = await admin.ask(path, body)
 
-    assert (answer.status, said in json.loads(answer.text)["error"]) == (status, True), answer.text
+    assert (answer.status, expected in json.loads(answer.text)["error"]) == (status, True), (
+        answer.text
+    )
 
 
 async def test_the_same_override_made_at_once(operator: Operator) -> None:
@@ -313,7 +317,7 @@ async def test_the_same_override_made_at_once(operator: Operator) -> None:
         *[ask("override", {**BOB, "kind": "ban"}) for _ in range(5)],
         ask("import_overrides", {"overrides": [BOB_LISTED]}),
     )
-    assert len((await operator.told("overrides"))["overrides"]) == 1
+    assert len((await operator.json_of("overrides"))["overrides"]) == 1
 
     removed = await asyncio.gather(
         *[ask("remove_override", {**BOB, "kind": "ban"}) for _ in range(2)],
@@ -338,11 +342,11 @@ async def test_a_grant_of_a_long_window_can_be_read_again(
     rules += "unit: year, unit_multiplier: 285, algorithm: sliding_window}}]}"
     settings = operator.admin.asking.settings
     operator.admin = await start_site(settings, rules)
-    made = (await operator.told("grant", "edge", "user=bob", "--hits", "3"))["override"]
+    made = (await operator.json_of("grant", "edge", "user=bob", "--hits", "3"))["override"]
     file = tmp_path / "saved.jsonl"
     file.write_text((await operator.types("overrides", "export")).out)
-    said = await operator.types("overrides", "import", str(file))
-    assert said.out == "1 override: 1 there already\n"
+    result = await operator.types("overrides", "import", str(file))
+    assert result.out == "1 override: 1 there already\n"
 
     again = await start_site(settings, rules)
     async with again.overrides.followed():
@@ -359,9 +363,9 @@ async def test_metrics_tell_of_overrides(operator: Operator) -> None:
 
 async def test_what_an_override_may_have_meant(operator: Operator, start_site: StartSite) -> None:
     """One that takes nobody names a domain like its own, or the order of keys that has a limit."""
-    said = await operator.types("ban", "egde", "user=bob")
-    assert "it holds until it is removed" in said.err
-    assert "there is no domain 'egde', only edge; did you mean 'edge'?" in said.err
+    result = await operator.types("ban", "egde", "user=bob")
+    assert "it holds until it is removed" in result.err
+    assert "there is no domain 'egde', only edge; did you mean 'edge'?" in result.err
 
     rules = """
 domain: edge

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,7 +90,7 @@ async def test_long_pages_stand_in_line(site: Site) -> None:
             yield b"%d\n" % number
             await pause()
 
-    site.admin._render_metrics = lambda _: ("text/plain", page())
+    site.admin.shown = replace(site.admin.shown, metrics=lambda _: ("text/plain", page()))
     ends = await connected(site, callers)
     for _, writer in ends:
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -157,7 +158,9 @@ async def test_large_bodies_over_tls(secured: Secured) -> None:
     async def pages() -> AsyncIterator[bytes]:
         yield page
 
-    secured.site.admin._render_metrics = lambda _: ("text/plain", pages())
+    secured.site.admin.shown = replace(
+        secured.site.admin.shown, metrics=lambda _: ("text/plain", pages())
+    )
     reader, writer = await secured.connected()
     writer.write(
         b"POST /json HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

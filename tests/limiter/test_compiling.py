@@ -8,8 +8,8 @@ from ratelimit_service.limiter.compiled import CompiledRule
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import Entry, FailurePolicy, Limit, Mode, Unit
-from ratelimit_service.rules.match import meet
-from ratelimit_service.rules.tree import Domain, MetNode, Rule, Snapshot
+from ratelimit_service.rules.match import look_up
+from ratelimit_service.rules.tree import Domain, MatchedNode, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from tests.limiter.planned import domain, plans_of, tally_of
 
@@ -22,9 +22,9 @@ def compiled(rule: str, settings: Settings | None = None) -> CompiledRule:
     return Compiler(settings or Settings()).rule(here, met)
 
 
-def mets(here: Domain) -> list[MetNode]:
+def mets(here: Domain) -> list[MatchedNode]:
     """The nodes of a domain as requests meet them."""
-    found = [meet(here.root, Entry(node.key, node.value)) for node in here.root.nodes]
+    found = [look_up(here.root, Entry(node.key, node.value)) for node in here.root.nodes]
     return [met for met in found if met is not None]
 
 

@@ -93,11 +93,7 @@ class Crowded(InRedis):
             MANY,
             spec.window_us,
             spec.rate,
-            spec.tick,
-            spec.anchor,
-            spec.buckets,
-            spec.stepped,
-            own=spec.own,
+            form=spec.form._replace(queue=False),
         )
         peek = Hit(hit.key, roomy, 0, Mode.ENFORCED)
         found: list[int] = []

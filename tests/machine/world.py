@@ -30,7 +30,7 @@ from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.rules.tree import Rule as RuleOfTree
-from ratelimit_service.service import Refusal, Service
+from ratelimit_service.service import CallbackBatch, Refusal, Service
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
@@ -235,7 +235,7 @@ class Process:
         call = UnderWay()
         self.recorder.noted = call.noted
         bodies = _bodies([(asked, hits)])
-        self._service.submit(bodies, call.answers.extend, deadline_us=deadline_us)
+        self._service.submit(CallbackBatch(bodies, call.answers.extend, deadline_us=deadline_us))
         self.recorder.noted = []
         return call
 

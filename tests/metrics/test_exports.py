@@ -65,10 +65,10 @@ class Counted:
 
     def count(self, hits: int, **entries: str) -> None:
         """So many hits within the limit, and one more over it."""
-        asked = [Entry(key, value) for key, value in entries.items()]
-        found = match(self.domain, asked)
-        assert found.rule is not None
-        tally = found.rule.tallies.of(found.metric_value)
+        request = [Entry(key, value) for key, value in entries.items()]
+        result = match(self.domain, request)
+        assert result.rule is not None
+        tally = result.rule.tallies.of(result.metric_value)
         tally.hits += hits + 1
         tally.within += hits
         tally.over += 1
@@ -144,10 +144,10 @@ async def test_stats_as_text_and_as_json(counted: Counted) -> None:
 
     lines = dict(line.split(": ") for line in text.splitlines())
     assert {name: int(number) for name, number in lines.items()} == in_json
-    place = "ratelimit.service.rate_limit.ns/gw/http"
-    assert in_json[f"{place}.a_1_2_3_4.b_x_y.within_limit"] == 3
-    assert in_json[f"{place}.a_1_2_3_4.b_x_y.deep.within_limit"] == 1
-    assert in_json[f"{place}.user.total_hits"] == 6
+    prefix = "ratelimit.service.rate_limit.ns/gw/http"
+    assert in_json[f"{prefix}.a_1_2_3_4.b_x_y.within_limit"] == 3
+    assert in_json[f"{prefix}.a_1_2_3_4.b_x_y.deep.within_limit"] == 1
+    assert in_json[f"{prefix}.user.total_hits"] == 6
     assert in_json["ratelimit_server.ShouldRateLimit.total_requests"] == 26
 
 
@@ -169,12 +169,12 @@ class Listener:
 
     def all(self) -> list[bytes]:
         self._socket.setblocking(False)
-        found = []
+        result = []
         while True:
             try:
-                found.append(self._socket.recv(65_536))
+                result.append(self._socket.recv(65_536))
             except BlockingIOError:
-                return found
+                return result
 
     def close(self) -> None:
         self._socket.close()
@@ -209,11 +209,11 @@ async def test_statsd_is_told_what_has_grown(counted: Counted, listener: Listene
     first = listener.lines()
     await push.send(await counted.sources.read())
 
-    place = "ratelimit.service.rate_limit.ns/gw/http.user"
+    prefix = "ratelimit.service.rate_limit.ns/gw/http.user"
     assert sorted(first) == [
-        f"{place}.over_limit:1|c",
-        f"{place}.total_hits:5|c",
-        f"{place}.within_limit:4|c",
+        f"{prefix}.over_limit:1|c",
+        f"{prefix}.total_hits:5|c",
+        f"{prefix}.within_limit:4|c",
         "ratelimit_server.ShouldRateLimit.response_time:10|ms",
         "ratelimit_server.ShouldRateLimit.response_time:20|ms|@0.250000000",
     ]
@@ -279,9 +279,9 @@ def test_the_reference_s_environment(
     tmp_path: Path, redis_server: SharedRedis, listener: Listener
 ) -> None:
     """With the reference's environment its ports are there, and count for all workers."""
-    place = tmp_path / "ratelimit" / "config"
-    place.mkdir(parents=True)
-    (place / "config.yaml").write_text(
+    prefix = tmp_path / "ratelimit" / "config"
+    prefix.mkdir(parents=True)
+    (prefix / "config.yaml").write_text(
         "domain: d\ndescriptors:\n- {key: k, rate_limit: {unit: year, requests_per_unit: 2}}\n"
     )
     redis_server.flush()

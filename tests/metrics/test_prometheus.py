@@ -42,11 +42,11 @@ async def test_slices_make_one_page(metrics: Metrics, accept: str) -> None:
     page = b"".join([part async for part in pages])
 
     read = read_openmetrics if accept else read_text
-    found = {family.name: family.samples for family in read(page.decode())}
+    result = {family.name: family.samples for family in read(page.decode())}
     expected = {
         family.name: family.samples for family in read_text(generate_latest(metrics).decode())
     }
-    assert {name: samples for name, samples in found.items() if name in expected} == expected
+    assert {name: samples for name, samples in result.items() if name in expected} == expected
     assert page.count(b"# TYPE ratelimit_rule_hits") == 1
     assert page.count(b"# EOF") == bool(accept)
 
@@ -93,8 +93,8 @@ descriptors:
     await asking.ask("user=a", "vip=1", "free=1")
     await asking.ask("none=1", domain="other")
 
-    found = {family.name: family for family in Metrics(sources).collect()}
-    family = found["ratelimit_unmatched_descriptors"]
+    result = {family.name: family for family in Metrics(sources).collect()}
+    family = result["ratelimit_unmatched_descriptors"]
     assert [(each.labels, each.value) for each in family.samples] == [({"domain": "edge"}, 3)]
 
 
@@ -110,10 +110,10 @@ def test_last_load_is_told(tmp_path: Path) -> None:
     assert first.revision == second.revision != third.revision
     rules = asking[0].rules
     sources = Sources(Stats(), Health(), lambda: rules.snapshot, loaded=lambda: rules.loaded)
-    found = {family.name: family.samples for family in Metrics(sources).collect()}
-    (at,) = found["ratelimit_rules_loaded_timestamp_seconds"]
+    result = {family.name: family.samples for family in Metrics(sources).collect()}
+    (at,) = result["ratelimit_rules_loaded_timestamp_seconds"]
     assert 0 <= time.time() - at.value < 600
-    (info,) = found["ratelimit_rules_info"]
+    (info,) = result["ratelimit_rules_info"]
     assert info.labels == {"revision": first.revision}
 
 
@@ -142,8 +142,8 @@ descriptors:
     sources = Sources(asking.stats, asking.health, lambda: asking.rules.snapshot)
 
     def over() -> dict[tuple[str, str], float]:
-        found = {family.name: family.samples for family in Metrics(sources).collect()}
-        samples = found["ratelimit_rule_over_limit"]
+        result = {family.name: family.samples for family in Metrics(sources).collect()}
+        samples = result["ratelimit_rule_over_limit"]
         assert {each.labels["domain"] for each in samples} == {"d"}
         return {(each.labels["rule"], each.labels["value"]): each.value for each in samples}
 

@@ -32,35 +32,35 @@ def test_what_comes_and_goes_is_summed_up(caplog: pytest.LogCaptureFixture) -> N
     timer = Timer()
     health = Health(call_later=timer.later)
 
-    def said() -> list[tuple[str, str]]:
+    def result() -> list[tuple[str, str]]:
         lines = [(record.levelname, record.getMessage()) for record in caplog.records]
         caplog.clear()
         return lines
 
     health.degrade("store", "is slow")
-    assert said() == [("WARNING", "degraded: store: is slow")]
+    assert result() == [("WARNING", "degraded: store: is slow")]
     health.recover("store")
-    assert said() == [("INFO", "recovered: store")]
+    assert result() == [("INFO", "recovered: store")]
     for _ in range(400):
         health.degrade("store", "is away")
         assert health.faults == {"store": "is away"}
         health.recover("store")
         assert health.faults == {}
     health.degrade("rules", "are bad")
-    assert said() == [("WARNING", "degraded: rules: are bad")]
+    assert result() == [("WARNING", "degraded: rules: are bad")]
     health.degrade("tls", "is what the log has said", logged=True)
-    assert (health.faults["tls"], said()) == ("is what the log has said", [])
+    assert (health.faults["tls"], result()) == ("is what the log has said", [])
     timer.minute()
     text = "degraded: store: is slow (400 times more in the last minute; now it is well)"
-    assert said() == [("WARNING", text)]
+    assert result() == [("WARNING", text)]
     health.degrade("store", "is gone")
-    assert said() == []
+    assert result() == []
     timer.minute()
     text = "degraded: store: is gone (once more in the last minute; now it is degraded)"
-    assert said() == [("WARNING", text)]
+    assert result() == [("WARNING", text)]
     timer.minute()
     health.recover("store")
-    assert said() == [("INFO", "recovered: store")]
+    assert result() == [("INFO", "recovered: store")]
     timer.minute()
     health.degrade("store", "is slow")
-    assert said() == [("WARNING", "degraded: store: is slow")]
+    assert result() == [("WARNING", "degraded: store: is slow")]

@@ -21,7 +21,7 @@ from tests.servers.service import ServiceProcess
 HOW_TO = TOP / "docs" / "how-to"
 PASSES, DENIED = "OK", "OVER_LIMIT"
 
-SAID = {
+EXPECTED = {
     "addresses": [PASSES, DENIED],
     "api-key": [DENIED, DENIED],
     "elastic": [PASSES, PASSES, DENIED, PASSES],
@@ -46,15 +46,15 @@ class Command(NamedTuple):
 def commands(page: str) -> Iterator[Command]:
     for line in re.findall(r"^    \$ ratelimit hit (.*)$", page, re.MULTILINE):
         domain, *words = shlex.split(line)
-        flags = [place for place, word in enumerate(words) if word.startswith("--")]
+        flags = [index for index, word in enumerate(words) if word.startswith("--")]
         first = flags[0] if flags else len(words)
-        options = {words[place]: (words[place + 1 :] or [""])[0] for place in flags}
+        options = {words[index]: (words[index + 1 :] or [""])[0] for index in flags}
         yield Command(domain, words[:first], options)
 
 
-def steps(command: Command, said: str) -> Iterator[dict[str, object]]:
+def steps(command: Command, expected: str) -> Iterator[dict[str, object]]:
     hits = int(command.options.get("--hits", 1))
-    asked = {
+    step = {
         "domain": command.domain,
         "descriptors": [
             [{entry.key: entry.value} for entry in parse_descriptor(each).entries]
@@ -64,11 +64,11 @@ def steps(command: Command, said: str) -> Iterator[dict[str, object]]:
     }
     before = int(command.options.get("--repeat", 1)) - 1
     if before:
-        yield {**asked, "times": before, "expect": PASSES}
-    yield {**asked, "expect": said}
+        yield {**step, "times": before, "expect": PASSES}
+    yield {**step, "expect": expected}
 
 
-@pytest.mark.parametrize("recipe", SAID)
+@pytest.mark.parametrize("recipe", EXPECTED)
 def test_commands_do_what_is_said(recipe: str, tmp_path: Path) -> None:
     """The commands of a recipe, one after the other, come to what the page says of them."""
     page = (HOW_TO / f"{recipe}.md").read_text()
@@ -79,8 +79,8 @@ def test_commands_do_what_is_said(recipe: str, tmp_path: Path) -> None:
         "name": recipe,
         "steps": [
             step
-            for command, said in zip(shown, SAID[recipe], strict=True)
-            for step in steps(command, said)
+            for command, expected in zip(shown, EXPECTED[recipe], strict=True)
+            for step in steps(command, expected)
         ],
     }
     made.write_text(yaml.safe_dump({"rules": str(TOP / rules), "cases": [case]}))
@@ -90,7 +90,7 @@ def test_commands_do_what_is_said(recipe: str, tmp_path: Path) -> None:
     assert [line for line in FORMATS["text"](results) if not line.endswith("passed")] == []
 
 
-@pytest.mark.parametrize("recipe", SAID)
+@pytest.mark.parametrize("recipe", EXPECTED)
 def test_request_is_one_that_the_route_asks_about(recipe: str) -> None:
     """The request to Envoy takes the route, and has all headers of a descriptor."""
     page = (HOW_TO / f"{recipe}.md").read_text()
@@ -130,7 +130,7 @@ def test_recipes_show_what_ships() -> None:
         for path in HOW_TO.glob("*.md")
     }
 
-    assert {name for name, policies in shown.items() if policies} == SAID.keys()
+    assert {name for name, policies in shown.items() if policies} == EXPECTED.keys()
     assert set().union(*shown.values()) <= {policy.name for policy in POLICIES}
 
 

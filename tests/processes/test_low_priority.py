@@ -60,8 +60,8 @@ except ValueError:  # it was given no sockets
 print(os.getpriority(os.PRIO_PROCESS, 0))
 """
     command = [sys.executable, "-c", looked]
-    found = subprocess.run(command, check=False, capture_output=True, text=True)
-    importing, deciding = map(int, found.stdout.split())
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    importing, deciding = map(int, result.stdout.split())
 
     assert deciding == niceness()
     assert importing == (min(19, niceness() + 10) if beside else niceness())

@@ -7,9 +7,9 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ratelimit_service.grpc.h2.server import H2Server
+from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.grpc.tls import TLS
-from ratelimit_service.http import HttpPort
+from ratelimit_service.http import HttpPort, Shown
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
@@ -57,9 +57,7 @@ class Live:
             asking.service.decide,
             asking.health,
             asking.stats,
-            lambda: asking.rules.snapshot,
-            Metrics(sources).render,
-            dict,
+            Shown(lambda: asking.rules.snapshot, Metrics(sources).render, dict),
         )
         sockets = listening.listen("127.0.0.1:0", "HTTP")
         self.http_port = listening.port_of(sockets)

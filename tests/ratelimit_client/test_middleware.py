@@ -370,13 +370,13 @@ async def test_lifespan() -> None:
 def test_headers_cannot_be_broken() -> None:
     """Whatever answers in the service's place cannot write lines of its own into a response."""
     status = Status(False, Limit(1, Unit.DAY), 0, 0.2)
-    said = (
+    result = (
         ("x-a", "1\r\nset-cookie: b"),
         ("x b: c\r\n", "2"),
         ("content-length", "7"),
         ("content-type", "text/html\r\nx: y"),
     )
-    decision = Decision(False, Reason.OVER_LIMIT, (status,), headers=said, body=b"!")
+    decision = Decision(False, Reason.OVER_LIMIT, (status,), headers=result, body=b"!")
 
     assert allowed_headers(decision) == [("x-a", "1??set-cookie: b")]
     assert denial(decision, "GET").headers == [

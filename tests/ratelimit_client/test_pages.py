@@ -89,8 +89,8 @@ def test_commands_of_the_client(live: Live, tmp_path: Path, ratelimit: Inside) -
         for _ in range(2)
     ]
 
-    told = re.findall(r"\$ python ask\.py\n((?:    [^$\n][^\n]*\n)+)", CLIENTS)
-    assert [same(each) for each in printed] == [shown(each) for each in told]
+    answer = re.findall(r"\$ python ask\.py\n((?:    [^$\n][^\n]*\n)+)", CLIENTS)
+    assert [same(each) for each in printed] == [shown(each) for each in answer]
 
 
 def test_extras() -> None:

@@ -55,18 +55,18 @@ RECIPES = {
 
 @pytest.fixture(params=RECIPES)
 def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Recipe:
-    found = RECIPES[request.param]
-    if found.always:
-        need(str(found.needs), "install its language, and run the test again")
-    elif not found.needs.exists():
+    result = RECIPES[request.param]
+    if result.always:
+        need(str(result.needs), "install its language, and run the test again")
+    elif not result.needs.exists():
         pytest.skip(f"the recipe in {request.param} is not built: make clients builds it")
-    if found.copied:
+    if result.copied:
         shutil.copytree(
-            found.copied, tmp_path / "copy", ignore=shutil.ignore_patterns("node_modules")
+            result.copied, tmp_path / "copy", ignore=shutil.ignore_patterns("node_modules")
         )
-        program, script = found.command
-        return found._replace(command=[program, str(tmp_path / "copy" / script)])
-    return found
+        program, script = result.command
+        return result._replace(command=[program, str(tmp_path / "copy" / script)])
+    return result
 
 
 def ask(recipe: Recipe, address: str, *descriptors: str) -> tuple[int, list[str]]:
@@ -89,12 +89,12 @@ def test_recipe(recipe: Recipe, live: Live) -> None:
         for _ in range(5):
             name = f"recipe {next(numbers)}"
             limiter.check(user=name, cost=2)
-            found = [ask(recipe, address, f"user={name}", f"nothing={name},a=b=c") for _ in "12"]
-            if not {status for status, _ in found} - {0, 1}:
+            result = [ask(recipe, address, f"user={name}", f"nothing={name},a=b=c") for _ in "12"]
+            if not {status for status, _ in result} - {0, 1}:
                 break  # else this machine was too busy for the deadline
 
     none = f"OK nothing={name},a=b=c no limit"
-    assert found == [
+    assert result == [
         (0, [f"OK user={name} 0 of 3 left, resets in N s", none]),
         (1, [f"OVER_LIMIT user={name} 0 of 3 left, come back in N s", none]),
     ]

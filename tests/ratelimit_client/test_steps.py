@@ -45,8 +45,8 @@ async def test_what_nothing_limits_is_said_once(caplog: pytest.LogCaptureFixture
         decision = await limiter.check(user="a", costs=2)
         assert decision.reason is Reason.NO_LIMIT
 
-    (said,) = [each for each in caplog.messages if "no limit holds" in each]
-    assert "the domain 'api' with the entries 'user', 'costs'" in said
+    (result,) = [each for each in caplog.messages if "no limit holds" in each]
+    assert "the domain 'api' with the entries 'user', 'costs'" in result
 
 
 async def test_does_not_try_again_what_may_have_been_counted() -> None:
@@ -172,11 +172,11 @@ async def test_known_denials_end_to_the_millisecond() -> None:
     denied = [await limiter.check(user="a") for _ in range(3)]
     line.clock.advance(0.899)
     denied.append(await limiter.check(user="a"))
-    asked = len(line.asked)
+    request = len(line.asked)
     line.clock.advance(0.001)
 
     assert not any(denied)
-    assert (asked, (await limiter.check(user="a")).allowed) == (2, True)
+    assert (request, (await limiter.check(user="a")).allowed) == (2, True)
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -0.3, 0.3, 3600.0])
@@ -205,7 +205,7 @@ async def test_known_denials_are_forgotten() -> None:
     line = Broken()
     limiter = line.limiter(remember_denials=9)
     await limiter.check(user="a", cost=3)
-    asked = []
+    request = []
     for step in ("", "", "refund", "", "lease", "", "five seconds", ""):
         if step == "refund":
             await limiter.refund(user="b")
@@ -215,9 +215,9 @@ async def test_known_denials_are_forgotten() -> None:
             line.clock.advance(5)
         before = len(line.asked)
         assert not await limiter.check(user="a")
-        asked.append(len(line.asked) - before)
+        request.append(len(line.asked) - before)
 
-    assert asked == [1, 0, 1, 0, 1, 0, 1, 0]
+    assert request == [1, 0, 1, 0, 1, 0, 1, 0]
 
 
 async def test_charges_go_past_known_denials() -> None:

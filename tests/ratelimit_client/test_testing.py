@@ -27,8 +27,8 @@ async def test_fake() -> None:
 
     assert [bool(each) for each in (first, denied, after)] == [True, False, True]
     assert (denied.reason, denied.retry_after) == (Reason.OVER_LIMIT, 30)
-    asked = Descriptor((("path", "/"), ("user", "mallory")))
-    assert limiter.asked[1] == Request("test", (asked,), 2)
+    request = Descriptor((("path", "/"), ("user", "mallory")))
+    assert limiter.asked[1] == Request("test", (request,), 2)
 
 
 def test_fake_without_asyncio() -> None:

@@ -168,9 +168,9 @@ def test_what_is_no_answer(body: bytes) -> None:
 def test_answers_that_are_cut_or_changed(decision: model.Decision, data: some.DataObject) -> None:
     """An answer with a byte changed, or without its end, is another answer or a ValueError."""
     body = bytearray(wire.encode_decision(decision))
-    place = data.draw(some.integers(0, len(body) - 1))
-    body[place] ^= data.draw(some.integers(1, 255))
-    for changed in (bytes(body), bytes(body[:place])):
+    index = data.draw(some.integers(0, len(body) - 1))
+    body[index] ^= data.draw(some.integers(1, 255))
+    for changed in (bytes(body), bytes(body[:index])):
         with suppress(ValueError):
             assert isinstance(decode(changed), Decision)
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from ratelimit_service.errors import RulesError
-from ratelimit_service.rules.source import Found, RuleSource
+from ratelimit_service.rules.source import RuleSource, SourceContent
 from ratelimit_service.settings import Settings
 
 __all__ = ["FromCommand"]
@@ -29,13 +29,13 @@ class FromCommand(RuleSource):
         """Whether the command can be started is found out by reading."""
         return cls(settings.rules)
 
-    def read(self) -> Found:
+    def read(self) -> SourceContent:
         """Raises RulesError if the command fails."""
         try:
             done = subprocess.run(self._command, capture_output=True, check=True)  # noqa: S603 -- whoever starts us names it
         except (OSError, subprocess.CalledProcessError) as error:
             raise RulesError(f"{self.location}: {error}; name another with --rules") from error
-        return Found({self.location: done.stdout}, {})
+        return SourceContent({self.location: done.stdout}, {})
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """Nobody tells of changes, so it looks now and then."""

@@ -23,9 +23,9 @@ LIMIT = "rate_limit: {unit: day, requests_per_unit: 1}"
 def hints(descriptors: str) -> list[tuple[str, str]]:
     """Path and kind of each hint about these descriptors, none of which is a problem."""
     text = "domain: a\ndescriptors:\n" + textwrap.dedent(descriptors)
-    found = lint_text("a.yaml", text.encode(), lambda: NOW_US).problems
-    assert all(problem.hint for problem in found), found
-    return [(problem.path, problem.kind) for problem in found]
+    problems = lint_text("a.yaml", text.encode(), lambda: NOW_US).problems
+    assert all(problem.hint for problem in problems), problems
+    return [(problem.path, problem.kind) for problem in problems]
 
 
 def test_unreachable() -> None:
@@ -112,18 +112,18 @@ def test_reached_later_or_otherwise(own: str) -> None:
     st.lists(st.text("ab*", min_size=1, max_size=4), min_size=1, max_size=5, unique=True),
     st.text("ab*", max_size=6),
 )
-def test_unreachable_is_never_reached(values: list[str], asked: str) -> None:
+def test_unreachable_is_never_reached(values: list[str], value: str) -> None:
     """No value ever meets a node that is said to be unreachable, but a text like its own."""
     nodes = "".join(f"- {{key: k, value: '{value}', {LIMIT}}}\n" for value in values)
     text = f"domain: a\ndescriptors:\n{nodes}- {{key: k, {LIMIT}}}\n"
-    said = lint_text("a.yaml", text.encode()).problems
-    unreachable = {problem.source.line for problem in said if problem.kind == "unreachable"}
+    problems = lint_text("a.yaml", text.encode()).problems
+    unreachable = {problem.source.line for problem in problems if problem.kind == "unreachable"}
     domain = Domain("a", Level.of(parse("a.yaml", text.encode()).nodes))
 
-    rule = match(domain, (Entry("k", asked),)).rule
+    rule = match(domain, (Entry("k", value),)).rule
 
     assert rule is not None
-    assert asked in values or rule.source.line not in unreachable
+    assert value in values or rule.source.line not in unreachable
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_unreachable_is_never_reached(values: list[str], asked: str) -> None:
 )
 def test_values_that_look_like_something_else(value: str, looks: bool) -> None:
     """Networks, ranges and regular expressions as a value are pointed at: they are text here."""
-    found = hints(f"- {{key: k, value: '{value}', {LIMIT}}}")
-    assert [kind for _, kind in found] == ["literal_value"] * looks
+    problems = hints(f"- {{key: k, value: '{value}', {LIMIT}}}")
+    assert [kind for _, kind in problems] == ["literal_value"] * looks
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_values_that_look_like_something_else(value: str, looks: bool) -> None:
 )  # fmt: skip
 def test_pointless_limits(limits: str, pointless: bool) -> None:
     """A limit that another one of the list keeps everybody from reaching is pointed at."""
-    found = hints(f"- {{key: k, rate_limits: [{limits}]}}")
-    assert [kind for _, kind in found] == ["pointless"] * pointless
+    problems = hints(f"- {{key: k, rate_limits: [{limits}]}}")
+    assert [kind for _, kind in problems] == ["pointless"] * pointless
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_queues_that_stay_empty() -> None:
 )
 def test_windows_that_do_not_fit(limit: str, unfitting: bool) -> None:
     """A window of which the algorithm makes something else than is meant is pointed at."""
-    found = hints(f"- {{key: k, rate_limit: {{requests_per_unit: 5, {limit}}}}}")
-    assert [kind for _, kind in found] == ["window"] * unfitting
+    problems = hints(f"- {{key: k, rate_limit: {{requests_per_unit: 5, {limit}}}}}")
+    assert [kind for _, kind in problems] == ["window"] * unfitting
 
 
 @pytest.mark.parametrize(
@@ -316,9 +316,9 @@ def test_numbers_that_are_not_read_as_they_look(number: str, message: str) -> No
     limit = f"{{unit: day, requests_per_unit: {number}}}"
     text = f"domain: a\ndescriptors:\n- {{key: k, rate_limit: {limit}}}"
 
-    found = lint_text("a.yaml", text.encode()).problems
+    problems = lint_text("a.yaml", text.encode()).problems
 
-    assert [(each.source.column, each.message, each.hint) for each in found] == (
+    assert [(each.source.column, each.message, each.hint) for each in problems] == (
         [(55, message, True)] if message else []
     )
 
@@ -362,10 +362,10 @@ descriptors:
   rate_limit: {unit: day, requests_per_unit: 1}
   descriptors:
 """
-    found = lint_text("a.yaml", text.encode()).problems
+    problems = lint_text("a.yaml", text.encode()).problems
 
-    assert all(each.hint for each in found)
-    assert list(map(str, found)) == [
+    assert all(each.hint for each in problems)
+    assert list(map(str, problems)) == [
         "a.yaml:4:3: a: rate_limit is empty, so nothing is limited here: write unit and "
         "requests_per_unit, or take the key out [empty]",
         "a.yaml:6:3: b: rate_limits is empty, so nothing is limited here: write a list of limits, "
@@ -391,7 +391,7 @@ def test_what_is_left_out_is_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "domain: a",
@@ -410,12 +410,12 @@ def test_what_is_left_out_is_meant() -> None:
         ("domain: a\ndescriptors: []", ""),
     ],
 )
-def test_files_without_rules(text: str, told: str) -> None:
+def test_files_without_rules(text: str, message: str) -> None:
     """A file that says nothing but its domain is pointed at; one that places counters is not."""
-    found = lint_text("f", text.encode()).problems
+    problems = lint_text("f", text.encode()).problems
 
-    assert all(each.hint for each in found)
-    assert list(map(str, found)) == ([f"f:{told} [empty]"] if told else [])
+    assert all(each.hint for each in problems)
+    assert list(map(str, problems)) == ([f"f:{message} [empty]"] if message else [])
     assert not parse("f", text.encode()).problems
 
 
@@ -443,9 +443,9 @@ def test_a_domain_that_nobody_has_written(domain: str) -> None:
     """A domain that a tool should have replaced, or has made, is asked for by nobody."""
     text = f"domain: {domain}\ndescriptors: [{{key: a, {LIMIT}}}]\n"
 
-    found = lint_text("a.yaml", text.encode())
+    problems = lint_text("a.yaml", text.encode())
 
-    assert [(each.kind, each.hint) for each in found.problems] == [("literal_value", True)]
+    assert [(each.kind, each.hint) for each in problems.problems] == [("literal_value", True)]
 
 
 def test_values_without_a_fallback() -> None:
@@ -483,9 +483,9 @@ descriptors:
       - {{unit: day, requests_per_unit: 3, when: {{days: [sat, sun]}}}}
 """
 
-    found = [each.message for each in lint_text("a.yaml", text.encode()).problems]
+    problems = [each.message for each in lint_text("a.yaml", text.encode()).problems]
 
-    assert [each.partition(": a night")[0] for each in found] == (
+    assert [each.partition(": a night")[0] for each in problems] == (
         [f"no limit holds on {gap}"] if gap else []
     )
 

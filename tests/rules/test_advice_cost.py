@@ -39,10 +39,10 @@ def test_many_problems_of_one_file() -> None:
     """A file is taken apart once, and not for each line that is shown of it."""
     rules = "\n".join([f"- {{key: k, value: '*{number}*', {LIMIT}}}" for number in range(100)])
     text = f"domain: edge\ndescriptors:\n{rules}\n".encode()
-    found = lint_text("rules.yaml", text)
+    linted = lint_text("rules.yaml", text)
     files = Read({"rules.yaml": text})
 
-    shown = list(FORMATS["text"](Linted(found.problems, files)))
+    shown = list(FORMATS["text"](Linted(linted.problems, files)))
 
-    assert (len(found.problems), len(shown)) == (90, 270)
+    assert (len(linted.problems), len(shown)) == (90, 270)
     assert files.looks == 1

@@ -29,14 +29,14 @@ def texts(what: str, count: int) -> dict[str, Any]:
 
 
 def from_file(descriptor: dict[str, Any]) -> RuleFile:
-    told = {"domain": "edge", "descriptors": [descriptor]}
-    return parse("rules.yaml", json.dumps(told).encode())
+    document = {"domain": "edge", "descriptors": [descriptor]}
+    return parse("rules.yaml", json.dumps(document).encode())
 
 
 def from_server(descriptor: dict[str, Any]) -> RuleFile:
-    told = {"domain": "edge", "descriptors": [descriptor]}
-    said = resource_bytes("7", json.dumps(told).encode())
-    return parse_resource("rules", said, Tallies, NO_OVERLAY)
+    document = {"domain": "edge", "descriptors": [descriptor]}
+    resource = resource_bytes("7", json.dumps(document).encode())
+    return parse_resource("rules", resource, Tallies, NO_OVERLAY)
 
 
 BOUNDS = {
@@ -75,9 +75,9 @@ def test_a_later_descriptor_is_bounded_as_the_first() -> None:
     """A descriptor that differs from one before only in its value is not read, but bounded."""
     limit = {"unit": "day", "requests_per_unit": 10}
     each = [{"key": "k", "value": "v" * count, "rate_limit": limit} for count in (1, 2, 5_000)]
-    told = {"domain": "edge", "descriptors": each}
+    document = {"domain": "edge", "descriptors": each}
 
-    (problem,) = parse("rules.yaml", json.dumps(told).encode()).problems
+    (problem,) = parse("rules.yaml", json.dumps(document).encode()).problems
 
     assert problem.message == "value has 5000 characters: 4096 are allowed"
 

@@ -15,14 +15,14 @@ import pytest
 from ratelimit_service.errors import RulesError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Tallies
-from ratelimit_service.rules.build import MOST_TOLD, Version, build
+from ratelimit_service.rules.build import MAX_REPORTED, Version, build
 from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.rules.source import Found, Left
+from ratelimit_service.rules.source import Left, SourceContent
 from ratelimit_service.rules.tree import Rule, Snapshot, walk
-from tests.servers.process import PATIENCE_SECONDS
+from tests.servers.process import PATIENCE_SECONDS, running
 
 LIMIT = "{unit: day, requests_per_unit: 5}"
 
@@ -65,21 +65,21 @@ VERSIONS = [
 @pytest.mark.parametrize("strict", [True, False])
 def test_problems_are_bounded(strict: bool) -> None:
     """Of very many problems of a file the first are told, and how many more there are."""
-    many = MOST_TOLD * 3
-    odd = "".join(f"- {{key: a{number}, shadow_mode: true}}\n" for number in range(many))
+    many = MAX_REPORTED * 3
+    tolerated = "".join(f"- {{key: a{number}, shadow_mode: true}}\n" for number in range(many))
     bad = "".join(f"- {{value: v{number}}}\n" for number in range(7))
-    text = f"domain: d\ndescriptors:\n{odd}{bad}".encode()
+    text = f"domain: d\ndescriptors:\n{tolerated}{bad}".encode()
 
     built = build([Version("r.yaml", text, None)], Tallies, strict=strict)
 
     (report,) = built.files
     assert report.bad
-    assert len(report.problems) == MOST_TOLD + 1
+    assert len(report.problems) == MAX_REPORTED + 1
     assert str(report.problems[-1]) == (
-        f"r.yaml: and {many + 7 - MOST_TOLD} more problems: `ratelimit lint` shows all [more]"
+        f"r.yaml: and {many + 7 - MAX_REPORTED} more problems: `ratelimit lint` shows all [more]"
     )
-    told = [problem.kind for problem in report.problems]
-    assert strict or told[:7] == ["no_key"] * 7
+    kinds = [problem.kind for problem in report.problems]
+    assert strict or kinds[:7] == ["no_key"] * 7
 
 
 async def test_the_same_in_another_process() -> None:
@@ -168,7 +168,8 @@ async def test_old_trees_are_freed(tmp_path: Path) -> None:
 
     assert living_rules() == before
     assert pauses > 600 / 60
-    paths = {path for _, path in rules.book._tallies}  # memory, which nothing else shows
+    tallies = [each for each in gc.get_objects() if isinstance(each, Tallies)]
+    paths = {each.path for each in tallies if each.domain == "wide"}
     assert len(paths) == 602  # two of them are the domain's: overrides, and what no rule takes
     assert "top > middle > k=w1" in paths
 
@@ -189,7 +190,7 @@ async def test_end_while_rules_are_built(tmp_path: Path, caplog: pytest.LogCaptu
     async with asyncio.timeout(PATIENCE_SECONDS):
         while rules._builder._child is None:  # the moment at which it is to end
             await asyncio.sleep(0)
-    builder = rules._builder._child._process.pid
+    (builder,) = running("ratelimit_service.rules.child")
     os.kill(builder, signal.SIGSTOP)
 
     rules.end()
@@ -208,21 +209,21 @@ class SlowDisk(FromFiles):
         super().__init__(path)
         self.has_read, self.goes_on = threading.Event(), threading.Event()
 
-    def first(self, former: Left | None) -> Found | None:
-        found = super().first(former)
+    def first(self, former: Left | None) -> SourceContent | None:
+        content = super().first(former)
         self.has_read.set()
         self.goes_on.wait()
-        return found
+        return content
 
 
 async def test_reload_while_the_first_rules_load(tmp_path: Path) -> None:
     """What was read later holds in the end, though the first rules took longer than a reload."""
     file = tmp_path / "a.yaml"
     file.write_text(wide(2))
-    told: list[int] = []
+    rule_counts: list[int] = []
 
     async def reloaded() -> None:
-        told.append(len(list(rules.snapshot.domains["wide"].rules)))
+        rule_counts.append(len(list(rules.snapshot.domains["wide"].rules)))
 
     source = SlowDisk(tmp_path)
     rules = Rules(source, stats=Stats(), health=Health(), reloaded=reloaded)
@@ -235,5 +236,5 @@ async def test_reload_while_the_first_rules_load(tmp_path: Path) -> None:
     source.goes_on.set()
     await asyncio.gather(loading, reload)
 
-    assert told == [4, 2]
+    assert rule_counts == [4, 2]
     assert len(list(rules.snapshot.domains["wide"].rules)) == 2

@@ -51,12 +51,12 @@ ODD = [
     (link_to_nothing, "No such file or directory"),
     (link_to_itself, "Too many levels of symbolic links"),
 ]
-each_odd = pytest.mark.parametrize(
+each_special_file = pytest.mark.parametrize(
     ("make", "why"), ODD, ids=lambda each: getattr(each, "__name__", "")
 )
 
 
-@each_odd
+@each_special_file
 def test_what_is_no_rule_file_at_start(directory: Directory, make: object, why: str) -> None:
     """It is an error that names it, at the start and in lint, and nobody waits for it."""
     assert callable(make)
@@ -67,7 +67,7 @@ def test_what_is_no_rule_file_at_start(directory: Directory, make: object, why: 
             read()
 
 
-@each_odd
+@each_special_file
 async def test_file_that_turns_into_something_else(
     directory: Directory, make: object, why: str
 ) -> None:
@@ -108,13 +108,13 @@ def test_file_that_is_swapped_while_it_is_opened(
 
     monkeypatch.setattr(os, "open", swapping)
 
-    found = files.read_rule_files(path)
+    content = files.read_rule_files(path)
 
     (descriptor,) = opened
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
-    assert found.files == {}
-    assert found.unread[str(path)].startswith("it is no regular file but a ")
+    assert content.files == {}
+    assert content.unread[str(path)].startswith("it is no regular file but a ")
 
 
 @pytest.fixture

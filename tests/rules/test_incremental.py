@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from ratelimit_service.rules.resource import resource_bytes
 from ratelimit_service.rules.tree import Domain, Level, Rule
 from ratelimit_service.wire.discovery import TYPE_URL, RateLimitConfig, decode_resource
 from tests.examples import up_to
+from tests.servers.process import has_ended, running
 
 Resource = dict[str, Any]
 
@@ -70,7 +73,7 @@ OVERLAYS = st.sampled_from(
 )
 
 
-def kept(version: int, name: str, descriptors: list[Resource]) -> bytes:
+def resource(version: int, name: str, descriptors: list[Resource]) -> bytes:
     """A resource as it comes from the client's process."""
     config = {"name": name, "domain": "one" if name == "more" else name, "descriptors": descriptors}
     data = json_format.ParseDict(config, RateLimitConfig()).SerializeToString()
@@ -101,8 +104,8 @@ def test_the_same_as_built_anew(
     good: dict[str, bytes] = {}
     for number, snapshot in enumerate(snapshots):
         versions = [
-            Version(name, kept(number, name, said), good.get(name), language="resource")
-            for name, said in snapshot.items()
+            Version(name, resource(number, name, descriptors), good.get(name), language="resource")
+            for name, descriptors in snapshot.items()
         ]
         good = {name: data for name, data in good.items() if name in snapshot}
         if overlay and number % 2:
@@ -116,7 +119,7 @@ def test_the_same_as_built_anew(
             if not report.bad:
                 good |= {each.name: each.newest for each in versions if each.name == report.name}
 
-        assert told(built) == told(anew)
+        assert unversioned_reports(built) == unversioned_reports(anew)
         assert shown(built.domains) == shown(anew.domains)
         assert shown(follower.domains) == shown(anew.domains)
 
@@ -134,7 +137,7 @@ def test_only_what_changed_is_another() -> None:
     every.append({"key": "deep", "descriptors": every[:500]})
     former, follower = Former(), Follower()
     first = build(
-        [Version("one", kept(1, "one", every), None, language="resource")],
+        [Version("one", resource(1, "one", every), None, language="resource")],
         Tallies,
         strict=False,
         former=former,
@@ -144,7 +147,7 @@ def test_only_what_changed_is_another() -> None:
     every[7] = {"key": "k7", "rate_limit": {"unit": "DAY", "requests_per_unit": 9999}}
     every[-1] = {"key": "deep", "descriptors": [every[8], *every[1:7], every[7]]}
     second = build(
-        [Version("one", kept(2, "one", every), None, language="resource")],
+        [Version("one", resource(2, "one", every), None, language="resource")],
         Tallies,
         strict=False,
         former=former,
@@ -161,11 +164,11 @@ def test_only_what_changed_is_another() -> None:
 
 def test_another_version_of_the_same_is_nothing() -> None:
     """A snapshot that differs in its version alone changes no rule, and no digest."""
-    said = [{"key": "a", "rate_limit": {"unit": "DAY", "requests_per_unit": 1}}]
+    descriptors = [{"key": "a", "rate_limit": {"unit": "DAY", "requests_per_unit": 1}}]
     former = Former()
     first, second = (
         build(
-            [Version("one", kept(number, "one", said), None, language="resource")],
+            [Version("one", resource(number, "one", descriptors), None, language="resource")],
             Tallies,
             strict=False,
             former=former,
@@ -179,21 +182,22 @@ def test_another_version_of_the_same_is_nothing() -> None:
 
 async def test_process_that_stays() -> None:
     """It goes on with what it has built; one that was killed is replaced, and begins anew."""
-    said = [{"key": "a", "rate_limit": {"unit": "DAY", "requests_per_unit": 1}}]
+    descriptors = [{"key": "a", "rate_limit": {"unit": "DAY", "requests_per_unit": 1}}]
     builder = Builder(stays=True)
 
     async def rule(version: int, key: str) -> Rule:
-        every = [*said, {**said[0], "key": key}]
-        versions = [Version("one", kept(version, "one", every), None, language="resource")]
+        every = [*descriptors, {**descriptors[0], "key": key}]
+        versions = [Version("one", resource(version, "one", every), None, language="resource")]
         built = await builder.build(versions, Tallies, strict=False)
         assert [each.path for each in built.domains["one"].rules] == ["a", key]
         return next(built.domains["one"].rules)
 
     first = await rule(1, "b")
     assert await rule(2, "c") is first
-    assert builder._child is not None  # its end is waited for, so that the next build finds it
-    builder._child._process.kill()
-    builder._child._process.wait()
+    (process,) = running("ratelimit_service.rules.child")
+    os.kill(process, signal.SIGKILL)
+    while not has_ended(process):  # so that the next build finds it
+        await asyncio.sleep(0)
     third = await rule(3, "d")
     assert third is not first
     assert str(third.source) == "one@3"
@@ -201,7 +205,7 @@ async def test_process_that_stays() -> None:
     await asyncio.sleep(0)  # its pipe is closed
 
 
-def told(built: Built) -> object:
+def unversioned_reports(built: Built) -> object:
     """What is said of files, without the versions of a management server."""
     return unversioned(repr(built._replace(domains={})))
 
@@ -229,11 +233,12 @@ def _level(level: Level) -> Iterator[object]:
             yield rule.tallies.domain, rule.tallies.path, rule.answer, rule.enqueue
         if node.children is not None:
             yield list(_level(node.children))
-    found = [
+    looked_up = [
         level.exact[node.key].get(node.value) if node.key in level.exact else None
         for node in level.nodes
     ]
     yield [
-        met is not None and met.node is node for met, node in zip(found, level.nodes, strict=True)
+        matched is not None and matched.node is node
+        for matched, node in zip(looked_up, level.nodes, strict=True)
     ]
     yield sorted(level.matching), sorted(level.default)

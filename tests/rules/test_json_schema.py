@@ -15,7 +15,7 @@ import yaml
 from ratelimit_service.rules.json_schema import MODELINE, json_schema
 from ratelimit_service.rules.schema import parse
 from tests.rules.test_mistakes import MISTAKES
-from tests.rules.test_odd import ODD, PLACES
+from tests.rules.test_odd import STRANGE_VALUES, TEMPLATES
 
 TOP = Path(__file__).parents[2]
 SHIPPED = [
@@ -106,33 +106,33 @@ def test_shipped_files(path: Path) -> None:
 def test_mistakes(path: Path) -> None:
     """Every mistake is refused, but for those that are listed as beyond a schema."""
     try:
-        found = refused(path.read_text())
+        is_refused = refused(path.read_text())
     except NoYamlError:
-        found = False
+        is_refused = False
 
-    assert found == (path.stem not in BEYOND_THE_SCHEMA)
+    assert is_refused == (path.stem not in BEYOND_THE_SCHEMA)
 
 
 def odd_files() -> Iterator[str]:
     """Every place of the language with a part of the odd values; tags make Python's own types."""
-    short = [odd for odd in ODD if len(odd) < 300 and not odd.startswith("!")]
-    for at, place in enumerate(PLACES):
-        for odd in short[at % 3 :: 3]:
-            yield place.replace("@", odd)
+    short = [value for value in STRANGE_VALUES if len(value) < 300 and not value.startswith("!")]
+    for at, template in enumerate(TEMPLATES):
+        for value in short[at % 3 :: 3]:
+            yield template.replace("@", value)
 
 
 def test_what_is_right_is_valid() -> None:
     """Whatever stands in a file: if lint finds no problem in it, nor does the schema."""
-    asked = right = 0
+    tried = right = 0
     for text in odd_files():
         try:
             wrong = refused(text)
         except NoYamlError:
             continue
-        asked += 1
+        tried += 1
         if not [each for each in parse("f", text.encode()).problems if not each.hint]:
             right += 1
             assert not wrong, text
 
     assert right > 100
-    assert asked > 500
+    assert tried > 500

@@ -29,7 +29,7 @@ from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rule_lab.comparison.reloads import difference
 from ratelimit_service.rule_lab.simulation.world import World
 from ratelimit_service.rules.build import Version, build
-from ratelimit_service.rules.match import find, meet
+from ratelimit_service.rules.match import find, look_up
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
@@ -41,7 +41,7 @@ from ratelimit_service.rules.tree import (
     Domain,
     Level,
     LevelBuilder,
-    MetNode,
+    MatchedNode,
     Node,
     Rule,
     Snapshot,
@@ -135,12 +135,12 @@ async def most_at_once(work: Awaitable[object]) -> int:
     return most
 
 
-async def arrive(frames: list[bytes], tallies: TalliesOf, found: dict[str, Domain]) -> None:
+async def arrive(frames: list[bytes], tallies: TalliesOf, domains: dict[str, Domain]) -> None:
     assembly = Assembly(tallies)
     while frames:
         await stepwise(assembly.adding(frames.pop(0)))
         await asyncio.sleep(0)
-    found |= assembly.domains
+    domains |= assembly.domains
 
 
 @pytest.mark.parametrize("kind", ["value", "one_of", "cidr of IPv6"])
@@ -165,13 +165,13 @@ async def test_in_steps(kind: str) -> None:
     compiler = Compiler(Settings())
     for each in come["d"].root.nodes:
         value = each.matcher.example if each.matcher else each.value
-        met = meet(come["d"].root, Entry(each.key, value))
-        assert met is not None
-        compiler.rule(come["d"], met)
+        matched = look_up(come["d"].root, Entry(each.key, value))
+        assert matched is not None
+        compiler.rule(come["d"], matched)
     book.swap(come.copy(), frozenset())
     old = [book.swap({}, frozenset())]
     come.clear()
-    del each, met, compiler
+    del each, matched, compiler
     comparing = await most_at_once(difference(old[0].domains, {}))
     going = await most_at_once(_let_go(book, old))
     remaining = of_rules()
@@ -202,9 +202,9 @@ async def test_one_long_list_in_steps(kind: str) -> None:
     come: dict[str, Domain] = {}
 
     arriving = await most_at_once(arrive(frames.copy(), book.tallies_of, come))
-    (found,) = come["d"].root.nodes
-    same = found.matcher == domain.root.nodes[0].matcher
-    del domain, found
+    (arrived,) = come["d"].root.nodes
+    same = arrived.matcher == domain.root.nodes[0].matcher
+    del domain, arrived
     book.swap(come.copy(), frozenset())
     old = [book.swap({}, frozenset())]
     come.clear()
@@ -248,15 +248,15 @@ def test_long_lists_are_indexed_in_steps(
     most, before = 0, Hashed.times
     for _ in chain(*map(builder.adding, nodes), builder.completing(), (None,)):
         most, before = max(most, Hashed.times - before), Hashed.times
-    found = [find(builder.level(), Entry("k", value)) for value in ("a7", "a19999", "b", "c")]
+    chosen = [find(builder.level(), Entry("k", value)) for value in ("a7", "a19999", "b", "c")]
 
     assert most <= 5 * LARGE
-    assert found == [nodes[0], nodes[0], nodes[2], None]
+    assert chosen == [nodes[0], nodes[0], nodes[2], None]
 
 
 def of_rules() -> int:
     """How many objects there are that each rule has of its own."""
-    return sum(isinstance(each, (Node, Rule, MetNode)) for each in gc.get_objects())
+    return sum(isinstance(each, (Node, Rule, MatchedNode)) for each in gc.get_objects())
 
 
 async def _let_go(book: Rulebook, old: list[Snapshot]) -> None:
@@ -300,7 +300,7 @@ def test_rules_that_are_alike_come_as_they_were() -> None:
     for frame in packed([domain]):
         assembly.add(frame)
 
-    def told(each: Domain) -> list[object]:
+    def shown(each: Domain) -> list[object]:
         return [
             (
                 type(node.value),
@@ -310,7 +310,7 @@ def test_rules_that_are_alike_come_as_they_were() -> None:
             for node in each.root.nodes
         ]
 
-    assert told(assembly.domains["d"]) == told(domain)
+    assert shown(assembly.domains["d"]) == shown(domain)
 
 
 NODE_FIELDS = ("key", "value", "matcher", "share_threshold", "source", "grouping", "valid_until")

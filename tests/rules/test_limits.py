@@ -120,9 +120,9 @@ def test_the_same_limit_many_times(list_of_limits: bool) -> None:
     ]
     rules = [node.rule for node in file.nodes if node.value in {"v0", "v2", "v4"}]
     assert all(rule is not None for rule in rules)
-    told = [(r.limits, [*r.names], r.failure_policy, r.shadow_mode) for r in rules if r]
+    meanings = [(r.limits, [*r.names], r.failure_policy, r.shadow_mode) for r in rules if r]
     limits = (Limit(3, Unit.DAY, name="n"),)
-    assert told == [
+    assert meanings == [
         (limits, ["n"], FailurePolicy.CLOSED, False),
         (limits, ["n"], FailurePolicy.CLOSED, True),
         (limits, ["n"], FailurePolicy.CLOSED, False),

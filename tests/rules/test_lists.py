@@ -20,7 +20,7 @@ from ratelimit_service.rules.paths import parse_path
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
-from tests.rules.test_match import LIMIT, domain, met
+from tests.rules.test_match import LIMIT, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -48,7 +48,7 @@ def carried(tree: Domain) -> Domain:
 
 
 @pytest.mark.parametrize(
-    ("asked", "rule"),
+    ("text", "rule"),
     [
         ("ip=10.9.9.9", "ip=cidr(10.0.0.0/8)"),
         ("ip=10.1.4.0", "ip=cidr(10.1.0.0/16,2001:db8::/32)"),
@@ -71,15 +71,15 @@ def carried(tree: Domain) -> Domain:
         ("plan=", None),
     ],
 )
-def test_order(asked: str, rule: str | None) -> None:
+def test_order(text: str, rule: str | None) -> None:
     """Exact values and lists first, then the smallest network, then patterns, then the key alone.
 
     It is the same after the way to a worker.
     """
     tree = domain(RULES)
 
-    assert met(tree, asked) == rule
-    assert met(carried(tree), asked) == rule
+    assert matched_rule(tree, text) == rule
+    assert matched_rule(carried(tree), text) == rule
 
 
 def test_names() -> None:
@@ -114,14 +114,14 @@ async def test_decisions(tmp_path: Path) -> None:
 def test_told() -> None:
     """Explain says which network or list was taken, and why not the others."""
     snapshot = Snapshot(1, {"edge": domain(RULES)})
-    told = str(explain(snapshot, "edge", descriptor("ip=10.1.2.9")))
+    shown = str(explain(snapshot, "edge", descriptor("ip=10.1.2.9")))
 
-    assert "ip=10.1.2.9: the network matches: ip=cidr(10.1.2.0/23) at f:8:5" in told
-    assert "ip=cidr(10.0.0.0/8) at f:6:5: its network matches too, but a smaller network" in told
-    assert "passed over ip=10.* at f:5:5: its pattern matches too, but a network goes" in told
-    told = str(explain(snapshot, "edge", descriptor("plan=free")))
-    assert "plan=free: the list matches: plan=one_of(free,trial) at f:12:5" in told
-    assert "its pattern matches too, but another has exactly this value" in told
+    assert "ip=10.1.2.9: the network matches: ip=cidr(10.1.2.0/23) at f:8:5" in shown
+    assert "ip=cidr(10.0.0.0/8) at f:6:5: its network matches too, but a smaller network" in shown
+    assert "passed over ip=10.* at f:5:5: its pattern matches too, but a network goes" in shown
+    shown = str(explain(snapshot, "edge", descriptor("plan=free")))
+    assert "plan=free: the list matches: plan=one_of(free,trial) at f:12:5" in shown
+    assert "its pattern matches too, but another has exactly this value" in shown
     lines = list(dump(snapshot))
     assert any(line.startswith("edge.ip_cidr(10.1.2.0/23): unit=DAY") for line in lines)
     assert any(line.startswith("edge.plan_one_of(free,trial): unit=DAY") for line in lines)
@@ -171,12 +171,12 @@ def test_many_networks(bits: int) -> None:
     chance = random.Random(bits)
     index, asked = Networks.index(), []
     every: dict[Network, int] = {}
-    for place in range(1_500):
+    for position in range(1_500):
         length = chance.randint(0, bits)
-        number = chance.getrandbits(bits) if place % 3 else 10 << (bits - 8) | place
+        number = chance.getrandbits(bits) if position % 3 else 10 << (bits - 8) | position
         network = Network.around(IPAddress(4 if bits == 32 else 6, number), length)
-        index.add(Networks((network,)), place)
-        every.setdefault(network, place)
+        index.add(Networks((network,)), position)
+        every.setdefault(network, position)
         asked += [network.address.number, network.address.number - 1, number]
     for _ in index.completing():
         pass
@@ -185,6 +185,8 @@ def test_many_networks(bits: int) -> None:
         address = IPAddress(4 if bits == 32 else 6, max(number, 0))
         if address_of(address.text) != address:
             continue  # an IPv4 address, written as IPv6
-        found = sorted((each for each in every if each.has(address)), key=lambda each: -each.length)
-        assert list(index.all(address.text)) == [every[each] for each in found]
-        assert index.first(address.text) == (every[found[0]] if found else -1)
+        networks = sorted(
+            (each for each in every if each.has(address)), key=lambda each: -each.length
+        )
+        assert list(index.all(address.text)) == [every[each] for each in networks]
+        assert index.first(address.text) == (every[networks[0]] if networks else -1)

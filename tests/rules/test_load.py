@@ -11,7 +11,7 @@ from ratelimit_service.errors import RulesError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.lint import lint
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.watch import watch
 from tests.servers.process import PATIENCE_SECONDS
 
@@ -32,7 +32,9 @@ class Directory:
         self.path = path
         self.stats = Stats()
         self.health = Health()
-        self.rules = Rules(path, stats=self.stats, health=self.health, strict=strict)
+        self.rules = Rules(
+            path, stats=self.stats, health=self.health, policy=LoadPolicy(strict=strict)
+        )
 
     def write(self, **files: str) -> Directory:
         for name, text in files.items():

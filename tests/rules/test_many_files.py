@@ -13,7 +13,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.comparison.reloads import difference
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.resource import resource_bytes
-from ratelimit_service.rules.source import Found, Left, RuleSource
+from ratelimit_service.rules.source import Left, RuleSource, SourceContent
 from ratelimit_service.settings import Settings
 
 MANY = 1_000
@@ -36,11 +36,11 @@ class Sent(RuleSource):
     def of(cls, settings: Settings) -> Self:
         raise AssertionError(settings)
 
-    def first(self, former: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> SourceContent | None:
         return None
 
-    def read(self) -> Found:
-        return Found(self.files, {}, dict.fromkeys(self.files, "resource"))
+    def read(self) -> SourceContent:
+        return SourceContent(self.files, {}, dict.fromkeys(self.files, "resource"))
 
     async def changes(self) -> AsyncGenerator[str, None]:
         yield ""
@@ -50,9 +50,9 @@ class Sent(RuleSource):
         for number in range(MANY):
             policy = {"unit": "HOUR", "requests_per_unit": limit}
             descriptors = [{"key": "k", "rate_limit": policy}]
-            said = {"name": f"r{number}", "domain": f"d{number}", "descriptors": descriptors}
+            resource = {"name": f"r{number}", "domain": f"d{number}", "descriptors": descriptors}
             self.files[f"{self.location}/r{number}"] = resource_bytes(
-                str(limit), json.dumps(said).encode()
+                str(limit), json.dumps(resource).encode()
             )
 
 
@@ -85,20 +85,20 @@ async def test_many_files_in_steps() -> None:
     source, health = Sent(), Health()
     rules = Rules(source, stats=Stats(), health=health, difference=difference)
     rules.load()
-    found: dict[str, tuple[int, int]] = {}
+    figures: dict[str, tuple[int, int]] = {}
 
     for name, limit in (("come", 5), ("changed", 6), ("wrong", "many"), ("right", 7)):
         source.send(limit)
-        found[name] = await most_at_once(rules.reload()), len(rules.problems())
-    found["same"] = await most_at_once(rules.reload()), len(rules.problems())
+        figures[name] = await most_at_once(rules.reload()), len(rules.problems())
+    figures["same"] = await most_at_once(rules.reload()), len(rules.problems())
     assert len(rules.snapshot.domains) == len(rules.leave() or ()) == MANY
     source.files = {}
-    found["gone"] = await most_at_once(rules.reload()), len(rules.problems())
+    figures["gone"] = await most_at_once(rules.reload()), len(rules.problems())
     rules.end()
 
-    assert {name: problems for name, (_, problems) in found.items()} == {
-        **dict.fromkeys(found, 0),
+    assert {name: problems for name, (_, problems) in figures.items()} == {
+        **dict.fromkeys(figures, 0),
         "wrong": MANY,
     }
-    assert {name: most for name, (most, _) in found.items() if most > MOST_CALLS} == {}
+    assert {name: most for name, (most, _) in figures.items() if most > MOST_CALLS} == {}
     assert rules.snapshot.domains == {}

@@ -14,7 +14,7 @@ from tests.grpc.counted_work import work_of
 ADDRESSES = ["10.1.2.3", "10.1.255.7", "::ffff:10.1.2.3", "2001:db8::1", "2001:db8:0:1::2", "none"]
 
 
-def asked(node: Node, value: str) -> bool:
+def takes(node: Node, value: str) -> bool:
     """Whether a node takes a value, by itself."""
     grouping, matcher = node.grouping, node.matcher
     text = (grouping.of(value) or value) if grouping is not None else value
@@ -36,7 +36,7 @@ def test_a_value_goes_to_the_first_that_takes_its_network() -> None:
         nodes.sort(key=lambda node: node.matcher is not None)
         level = Level.of(nodes)
         for value in ADDRESSES:
-            expected = next((node for node in nodes if asked(node, value)), None)
+            expected = next((node for node in nodes if takes(node, value)), None)
             assert find(level, Entry("k", value)) is expected
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import Entry
 from ratelimit_service.observability.stats import MAX_VALUE_BYTES, OTHER
-from ratelimit_service.rules.match import Match, find, match, may_meet
+from ratelimit_service.rules.match import Match, find, match, may_match
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.schema import parse
@@ -25,7 +25,7 @@ def domain(text: str) -> Domain:
     return Domain(file.domain, Level.of(file.nodes))
 
 
-def met(tree: Domain, text: str) -> str | None:
+def matched_rule(tree: Domain, text: str) -> str | None:
     rule = match(tree, descriptor(text).entries).rule
     return rule.path if rule else None
 
@@ -48,7 +48,7 @@ descriptors:
 
 
 @pytest.mark.parametrize(
-    ("asked", "rule"),
+    ("text", "rule"),
     [
         ("a=b", "a=b"),
         ("a=other", "a"),
@@ -78,20 +78,20 @@ descriptors:
         ("", None),
     ],
 )
-def test_specificity(asked: str, rule: str | None) -> None:
+def test_specificity(text: str, rule: str | None) -> None:
     """Exact before pattern before key; as declared; exact depth; no turning back; case matters."""
-    assert met(domain(TREE), asked) == rule
+    assert matched_rule(domain(TREE), text) == rule
 
 
-@pytest.mark.parametrize("asked", ["a_b=c", "a=b_c", "a_=b", "user_id=7"])
-def test_keys_and_values_are_never_joined(asked: str) -> None:
+@pytest.mark.parametrize("text", ["a_b=c", "a=b_c", "a_=b", "user_id=7"])
+def test_keys_and_values_are_never_joined(text: str) -> None:
     """Rules for one entry are not met by another that reads alike when joined."""
     tree = domain(
         f"domain: edge\ndescriptors:\n  - {{key: a, value: b, {LIMIT}}}\n"
         f"  - {{key: user, value: '*', {LIMIT}}}\n  - {{key: a_b_c, {LIMIT}}}\n"
     )
 
-    assert met(tree, asked) is None
+    assert matched_rule(tree, text) is None
 
 
 SHARED = f"""
@@ -110,7 +110,7 @@ descriptors:
 
 
 @pytest.mark.parametrize(
-    ("asked", "identity"),
+    ("text", "identity"),
     [
         ("a=x1", (("a", "x*", True),)),
         ("a=x*", (("a", "x*", True),)),
@@ -120,11 +120,11 @@ descriptors:
         ("a=x1,b=y2", (("a", "x*", True), ("b", "y2", False))),
     ],
 )
-def test_identity(asked: str, identity: tuple[tuple[str, str, bool], ...]) -> None:
+def test_identity(text: str, identity: tuple[tuple[str, str, bool], ...]) -> None:
     """share_threshold puts the pattern in the value's place, also above the limited node."""
-    found = match(domain(SHARED), descriptor(asked).entries)
+    result = match(domain(SHARED), descriptor(text).entries)
 
-    typed = [(*entry, place in found.shared) for place, entry in enumerate(found.identity)]
+    typed = [(*entry, index in result.shared) for index, entry in enumerate(result.identity)]
     assert tuple(typed) == identity
 
 
@@ -144,7 +144,7 @@ descriptors:
 
 
 @pytest.mark.parametrize(
-    ("asked", "value"),
+    ("text", "value"),
     [
         ("plain=x", ""),
         ("value=x", "value=x"),
@@ -156,9 +156,9 @@ descriptors:
         ("shared=x1", "shared=x*"),
     ],
 )
-def test_metric_value(asked: str, value: str) -> None:
+def test_metric_value(text: str, value: str) -> None:
     """Only rules that opt in show runtime values, and never those that share a counter."""
-    assert match(domain(METRICS), descriptor(asked).entries).metric_value == value
+    assert match(domain(METRICS), descriptor(text).entries).metric_value == value
 
 
 def test_metric_value_that_is_too_long() -> None:
@@ -208,11 +208,11 @@ def test_paths_are_unique(one: list[tuple[str, str]], other: list[tuple[str, str
 def test_what_a_pattern_may_meet(pattern: str, paths: list[str]) -> None:
     """It is what its descriptors meet, whatever stands for its `*`, and no rule of other keys."""
     tree = domain(TREE)
-    found = [rule.path for rule in may_meet(tree.root, descriptor(pattern).entries) if rule]
-    assert found == paths
+    matched = [rule.path for rule in may_match(tree.root, descriptor(pattern).entries) if rule]
+    assert matched == paths
     for text in ("b", "deep", "white", "wind", "z", ""):
-        rule = met(tree, pattern.replace("*", text))
-        assert rule is None or rule in found
+        rule = matched_rule(tree, pattern.replace("*", text))
+        assert rule is None or rule in matched
 
 
 @pytest.mark.parametrize("ends", ["", ", valid_until: 2030-01-01T00:00Z"])
@@ -230,8 +230,8 @@ descriptors:
     )
     name = "10.0.0.0/24" if taken.startswith("value") else "one_of(10.0.0.0/24)"
 
-    found = [met(tree, f"a=10.0.0.{last}") for last in (6, 7, 8)]
-    assert found == [f"a={name}", None, "a=one_of(10.0.0.8,10.0.0.9)"]
+    matched = [matched_rule(tree, f"a=10.0.0.{last}") for last in (6, 7, 8)]
+    assert matched == [f"a={name}", None, "a=one_of(10.0.0.8,10.0.0.9)"]
 
 
 def test_no_entries() -> None:

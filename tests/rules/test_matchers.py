@@ -20,7 +20,7 @@ from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.stores.keys import CounterNames
 from tests.rules.prefix import Prefix
-from tests.rules.test_match import LIMIT, domain, met
+from tests.rules.test_match import LIMIT, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -49,7 +49,7 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "rule"),
+    ("text", "rule"),
     [
         ("path=/a/b/c", "path=/a/b/c"),
         ("path=/a/b/d", "path=prefix(/a/b)"),
@@ -60,27 +60,27 @@ def registered() -> Iterator[None]:
         ("path=/x y*z", 'path=prefix("/x y\\u002a")'),
     ],
 )
-def test_order(asked: str, rule: str) -> None:
+def test_order(text: str, rule: str) -> None:
     """Exact values first, then matchers by rank, then the key alone; also after a reload's way."""
     tree = domain(RULES)
     carried = Assembly(Tallies)
     for part in packed([tree]):
         carried.add(part)
 
-    assert met(tree, asked) == rule
-    assert met(carried.domains["edge"], asked) == rule
+    assert matched_rule(tree, text) == rule
+    assert matched_rule(carried.domains["edge"], text) == rule
 
 
 def test_names_are_apart() -> None:
     """What reads like a matcher has other counters and another path than the matcher."""
     tree = domain(RULES)
     rules = list(tree.rules)
-    found = [
+    matches = [
         match(tree, descriptor(f"path={value}").entries)
         for value in ("/ab", "/a", "prefix(/a)", "/x y*", "prefix(/x yz)")
     ]
     names = CounterNames("edge", spec_of(rules[0].limits[0]), None)
-    keys = [names.key(each.identity, each.shared) for each in found]
+    keys = [names.key(each.identity, each.shared) for each in matches]
 
     assert len({rule.path for rule in rules}) == len(rules)
     assert [parse_path(rule.path)[0][0] for rule in rules] == ["path"] * 8 + ["other"]
@@ -114,14 +114,14 @@ async def test_decisions(tmp_path: Path) -> None:
 def test_told() -> None:
     """Explain says why it was taken or not, and /rlconfig shows it."""
     snapshot = Snapshot(1, {"edge": domain(RULES)})
-    told = str(explain(snapshot, "edge", descriptor("path=/a/b/d")))
+    shown = str(explain(snapshot, "edge", descriptor("path=/a/b/d")))
 
-    assert "path=/a/b/d: the prefix matches: path=prefix(/a/b) at f:7:5" in told
+    assert "path=/a/b/d: the prefix matches: path=prefix(/a/b) at f:7:5" in shown
     assert (
-        "passed over path=/a/* at f:5:5: its pattern matches too, but a prefix goes before" in told
+        "passed over path=/a/* at f:5:5: its pattern matches too, but a prefix goes before" in shown
     )
-    assert "passed over path=/a/b/c at f:8:5: its value differs" in told
-    assert "passed over path=prefix(/a) at f:6:5: its prefix matches too, but a prefix" in told
+    assert "passed over path=/a/b/c at f:8:5: its value differs" in shown
+    assert "passed over path=prefix(/a) at f:6:5: its prefix matches too, but a prefix" in shown
     shared = str(explain(snapshot, "edge", descriptor("path=/ab")))
     assert "the shared prefix matches: path=prefix(/a)" in shared
     assert any(line.startswith("edge.path_prefix(/a/b): unit=DAY") for line in dump(snapshot))

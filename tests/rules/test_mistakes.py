@@ -69,9 +69,9 @@ def problems(path: Path) -> Sequence[Problem]:
 @pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_mistake(path: Path) -> None:
     """Every problem is told with its place, what is wrong and what is allowed."""
-    told = [str(problem).replace(f"{MISTAKES}/", "") for problem in problems(path)]
+    lines = [str(problem).replace(f"{MISTAKES}/", "") for problem in problems(path)]
 
-    assert "\n".join(told) + "\n" == expected(path)
+    assert "\n".join(lines) + "\n" == expected(path)
 
 
 def test_what_is_listed() -> None:
@@ -155,15 +155,15 @@ QUOTES = "must stand in quotes"
 def test_texts_that_want_quotes(text: str, message: str) -> None:
     """A text that begins with a sign of YAML's is told at its begin, and how to write it."""
     (problem,) = parse("f", text.encode()).problems
-    place, _, said = message.partition(" ")
+    location, _, wanted = message.partition(" ")
 
-    assert str(problem).startswith(f"f:{place} this is no YAML: ")
-    assert said in problem.message
-    assert problem.message.endswith(said) or QUOTES not in said
+    assert str(problem).startswith(f"f:{location} this is no YAML: ")
+    assert wanted in problem.message
+    assert problem.message.endswith(wanted) or QUOTES not in wanted
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "example"),
+    ("text", "location", "example"),
     [
         ("domain:a\ndescriptors:\n- key: a\n", "1:7", "domain: a"),
         ("# ours\r\ndomain:a\r\n\r\n# b: c\r\ndescriptors: []", "2:7", "domain: a"),
@@ -173,12 +173,12 @@ def test_texts_that_want_quotes(text: str, message: str) -> None:
         (HEAD + "  one_of:[a, b]\n  rate_limit: {unit: day}", "4:9", "one_of: …"),
     ],
 )
-def test_colons_without_a_space(text: str, place: str, example: str) -> None:
+def test_colons_without_a_space(text: str, location: str, example: str) -> None:
     """It is told where the colon stands, not in the line below, where YAML finds it."""
     (problem,) = parse("f", text.encode()).problems
 
     wants = f"a colon wants a space behind it, as '{example}'"
-    assert str(problem) == f"f:{place}: this is no YAML: {wants} [yaml]"
+    assert str(problem) == f"f:{location}: this is no YAML: {wants} [yaml]"
 
 
 @pytest.mark.parametrize(
@@ -313,9 +313,9 @@ def test_words_of_others(limit: str, message: str) -> None:
     """What a tool has left, and what others call our keys, is told with what to write."""
     text = f"domain: d\ndescriptors: [{{key: a, rate_limit: {{unit: day, {limit}}}}}]\n"
 
-    found = lint_text("a.yaml", text.encode()).problems
+    reported = lint_text("a.yaml", text.encode()).problems
 
-    assert any(message in each.message for each in found)
+    assert any(message in each.message for each in reported)
 
 
 def test_limits_that_are_not_indented() -> None:
@@ -323,19 +323,19 @@ def test_limits_that_are_not_indented() -> None:
     beside = "domain: d\ndescriptors:\n- key: a\n  rate_limit:\n  unit: day\n"
     outside = "domain: d\ndescriptors:\n- key: a\nrate_limit: {unit: day}\n"
 
-    found = [lint_text("a.yaml", text.encode()).problems for text in (beside, outside)]
+    reported = [lint_text("a.yaml", text.encode()).problems for text in (beside, outside)]
 
-    assert "indent it further than the rate_limit above it" in str(found[0])
-    assert "indent it as far as the key of its descriptor" in str(found[1])
+    assert "indent it further than the rate_limit above it" in str(reported[0])
+    assert "indent it as far as the key of its descriptor" in str(reported[1])
 
 
 def test_an_object_of_kubernetes() -> None:
     """A ConfigMap given as rules is one mistake, with what of it to take."""
     text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata: {a.yaml: x}\n"
 
-    (found,) = lint_text("a.yaml", text.encode()).problems
+    (problem,) = lint_text("a.yaml", text.encode()).problems
 
-    assert "of a ConfigMap take what stands under data" in found.message
+    assert "of a ConfigMap take what stands under data" in problem.message
 
 
 def test_short_files_have_few_values() -> None:
@@ -346,9 +346,9 @@ def test_short_files_have_few_values() -> None:
         nodes = ", ".join(f"{{key: {key}, descriptors: *l{level - 1}}}" for key in keys)
         lines.append(f"- {{key: m{level}, descriptors: &l{level} [{nodes}]}}")
 
-    (found,) = lint_text("a.yaml", "\n".join(lines).encode()).problems
+    (problem,) = lint_text("a.yaml", "\n".join(lines).encode()).problems
 
-    assert (found.kind, found.message.partition(",")[0]) == (
+    assert (problem.kind, problem.message.partition(",")[0]) == (
         "too_large",
         "more than 100000 values",
     )

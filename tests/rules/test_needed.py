@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.settings.translation import from_reference
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 2}}]"
@@ -16,7 +16,7 @@ async def test_healthy_while_a_domain_has_rules(tmp_path: Path) -> None:
     """Without any domain it is not healthy; bad files change nothing, as in the reference."""
     health = Health()
     health.enter(Phase.SERVING)
-    rules = Rules(tmp_path, stats=Stats(), health=health, needed=True)
+    rules = Rules(tmp_path, stats=Stats(), health=health, policy=LoadPolicy(needed=True))
     file = tmp_path / "edge.yaml"
     file.write_text("domain: edge\ndescriptors: nonsense")
     rules.load()

@@ -47,7 +47,7 @@ _STRUCTURES = [
     *("&x [*x]", "&x {a: *x}", "&x {<<: *x}", "{<<: 1}", "{<<: [1]}", "{<<: [[{a: 1}]]}"),
     *("{<<: {unit: day}}", "{a: &x {b: 1}, <<: *x}", "{<<: ~}", "{<<: []}"),
 ]
-ODD = [*_NUMBERS, *_LONG, *_TAGGED, *_TEXTS, *_STRUCTURES]
+STRANGE_VALUES = [*_NUMBERS, *_LONG, *_TAGGED, *_TEXTS, *_STRUCTURES]
 
 _LIMITS = [
     *("unit: @, requests_per_unit: 1", "unit: day, requests_per_unit: @"),
@@ -85,7 +85,7 @@ _DESCRIPTORS = [
     ),
     *(f"rate_limit: {{{limit}}}" for limit in _LIMITS),
 ]
-PLACES = [
+TEMPLATES = [
     *("@", "@: edge", "domain: @"),
     *(
         f"domain: edge\n{rest}"
@@ -101,7 +101,7 @@ PLACES = [
 """Every place of the rule language; `@` is what stands there."""
 
 
-def told(text: str) -> list[str]:
+def problem_lines(text: str) -> list[str]:
     """What is said of a file with this text, and of all rules made of it."""
     data = text.encode()
     built = build([Version("f", data, None)], Tallies, strict=False)
@@ -110,26 +110,26 @@ def told(text: str) -> list[str]:
     return [str(problem) for problem in problems]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_every_odd_value_at_every_place(place: str) -> None:
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_odd_value_at_every_place(template: str) -> None:
     """A value is read, or is a problem of one short line with its place; never an exception."""
-    for odd in ODD:
-        for line in told(place.replace("@", odd)):
+    for value in STRANGE_VALUES:
+        for line in problem_lines(template.replace("@", value)):
             assert "\n" not in line
-            assert len(line) < 500 or odd in _LONG, line
-            assert "[internal]" not in line, (odd, line)
+            assert len(line) < 500 or value in _LONG, line
+            assert "[internal]" not in line, (value, line)
 
 
 @settings(max_examples=up_to(300))
 @given(
-    st.sampled_from(PLACES),
+    st.sampled_from(TEMPLATES),
     st.text(
         st.sampled_from("0123456789_xbo:.-+eE~!&*[]{}<>?'\"\\ \n,#|%@`azZ\0\u202e"), max_size=12
     ),
 )
-def test_any_value_at_any_place(place: str, odd: str) -> None:
+def test_any_value_at_any_place(template: str, value: str) -> None:
     """The same holds for whatever else can be typed."""
-    assert not any("[internal]" in line for line in told(place.replace("@", odd)))
+    assert not any("[internal]" in line for line in problem_lines(template.replace("@", value)))
 
 
 @settings(max_examples=up_to(300))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from ratelimit_service.rules.matchers.regex import Regex
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Level, Node, Snapshot
-from tests.rules.test_match import LIMIT, domain, met
+from tests.rules.test_match import LIMIT, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -38,7 +39,7 @@ descriptors:
 
 
 @pytest.mark.parametrize(
-    ("asked", "rule"),
+    ("text", "rule"),
     [
         ("path=/a/1", "path=/a/1*"),
         ("path=/a/2", 'path=regex("/a/[0-9]+")'),
@@ -55,7 +56,7 @@ descriptors:
         ("path=10.1", 'path=regex("10[.].\\u002a")'),
     ],
 )
-def test_order(asked: str, rule: str) -> None:
+def test_order(text: str, rule: str) -> None:
     """All of a value must match; regular expressions and patterns are asked in the file's order.
 
     Exact values and networks go before. It is the same after the way to a worker.
@@ -65,8 +66,8 @@ def test_order(asked: str, rule: str) -> None:
     for part in packed([tree]):
         carried.add(part)
 
-    assert met(tree, asked) == rule
-    assert met(carried.domains["edge"], asked) == rule
+    assert matched_rule(tree, text) == rule
+    assert matched_rule(carried.domains["edge"], text) == rule
 
 
 async def test_decisions(tmp_path: Path) -> None:
@@ -76,12 +77,12 @@ async def test_decisions(tmp_path: Path) -> None:
     codes = [(await asking.ask(f"path={one}")).code for one in ("/a/3", "/a/4", "/b", "/a/2x")]
 
     assert codes == [Code.OK, Code.OVER_LIMIT, Code.OK, Code.OK]
-    told = str(explain(Snapshot(1, {"edge": domain(RULES)}), "edge", descriptor("path=/a/2")))
-    assert "the shared regular expression matches: path=regex" in told
-    assert "path=/a/2* at f:7:5: its pattern matches too, but was declared later" in told
+    shown = str(explain(Snapshot(1, {"edge": domain(RULES)}), "edge", descriptor("path=/a/2")))
+    assert "the shared regular expression matches: path=regex" in shown
+    assert "path=/a/2* at f:7:5: its pattern matches too, but was declared later" in shown
 
 
-def told(pattern: str) -> str:
+def problem_of(pattern: str) -> str:
     file = parse("f", f"domain: a\ndescriptors:\n- {{key: k, regex: {pattern}, {LIMIT}}}".encode())
     (problem,) = file.problems
     assert (problem.source.line, problem.source.column) == (3, 19)
@@ -106,14 +107,14 @@ def told(pattern: str) -> str:
 )
 def test_problems(pattern: str, problem: str) -> None:
     """A pattern that does not compile, or costs too much, is a problem at its place."""
-    assert problem in told(pattern)
+    assert problem in problem_of(pattern)
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is missing, a rule that needs it says what to install."""
     monkeypatch.setattr(automaton, "_library", lambda: None)
 
-    assert "pip install 'ratelimit-service[regex]'" in told("a.*")
+    assert "pip install 'ratelimit-service[regex]'" in problem_of("a.*")
 
 
 def test_too_many() -> None:
@@ -125,11 +126,11 @@ def test_too_many() -> None:
     assert problem.message.startswith("more than 1000 of regex for one key at one level (see f:2:")
 
 
-PIECES = st.lists(st.sampled_from(["a", "b", ".", "[ab]", "a*", "(ab|b)", "b?"]), max_size=4)
+FRAGMENTS = st.lists(st.sampled_from(["a", "b", ".", "[ab]", "a*", "(ab|b)", "b?"]), max_size=4)
 
 
 @given(
-    st.lists(PIECES.map("".join), min_size=1, max_size=6, unique=True),
+    st.lists(FRAGMENTS.map("".join), min_size=1, max_size=6, unique=True),
     st.text("ab", max_size=5),
     st.sampled_from([1, 1_000]),
 )
@@ -142,9 +143,9 @@ def test_together(patterns: list[str], value: str, size: int) -> None:
         together.add(Regex(text, size), at)
     deque(together.completing())
 
-    found = Level.of(nodes).matching["k"].find(value)
+    node = Level.of(nodes).matching["k"].find(value)
 
-    assert (found and found.node and found.node.value) == (f"{matching[0]}" if matching else None)
+    assert (node and node.node and node.node.value) == (f"{matching[0]}" if matching else None)
     assert list(together.all(value)) == matching
 
 
@@ -154,8 +155,8 @@ def test_together(patterns: list[str], value: str, size: int) -> None:
 def test_repeated_behind_nothing(pattern: str) -> None:
     """Flags and empty quotes are passed over: what is repeated behind them may be left out."""
     together = Regex.index()
-    for place, text in enumerate([pattern, "c"]):
-        together.add(Regex(text, 1_000), place)
+    for position, text in enumerate([pattern, "c"]):
+        together.add(Regex(text, 1_000), position)
     deque(together.completing())
 
     assert Regex(pattern).matches("b")
@@ -175,7 +176,7 @@ class Building:
     """Google's library, which notes the patterns that are built."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._library = automaton._library()
+        self._library: Any = re2
         self.error, self.Options = self._library.error, self._library.Options
         self.Set = self
         self.texts: list[str] = []
@@ -217,7 +218,7 @@ def test_a_thousand_of_any_size(monkeypatch: pytest.MonkeyPatch, pattern: str, s
 
     def built(value: str) -> int:
         before = len(building.texts)
-        assert met(tree, f"k={value}") is None
+        assert matched_rule(tree, f"k={value}") is None
         return sum(size for text in building.texts[before:] if text in patterns)
 
     assert automaton.CompiledPattern(patterns[0]).size == size
@@ -236,7 +237,7 @@ def test_memory_of_states(monkeypatch: pytest.MonkeyPatch, many: int, megabytes:
     building = Building(monkeypatch)
 
     for number in range(1_000, 1_000 + many):
-        assert met(tree, f"k=/{number}/a") is not None
+        assert matched_rule(tree, f"k=/{number}/a") is not None
 
     assert (megabytes - 1) << 20 < sum(building.most_bytes) <= megabytes << 20
 
@@ -251,7 +252,7 @@ def test_many_that_end_or_group_are_asked_at_once(own: str) -> None:
     compiled = automaton.compiled.cache_info().misses
 
     for _ in range(2):
-        assert met(tree, "k=10.69.1.2") == 'k=regex("10[.]69[.].\\u002a")'
+        assert matched_rule(tree, "k=10.69.1.2") == 'k=regex("10[.]69[.].\\u002a")'
 
     assert automaton.compiled.cache_info().misses == compiled
 
@@ -287,7 +288,7 @@ def test_values_that_take_too_long() -> None:
     )
     long = "a" * 3_000 + "b"
 
-    assert met(tree, f"k={long[-500:]}") == 'k=regex(".\\u002aa.{90}b")'
-    assert met(tree, f"k={long}") == "k"
-    told = str(explain(Snapshot(1, {"edge": tree}), "edge", descriptor(f"k={long}")))
-    assert "its regular expression is not asked: the value is too long for those of this" in told
+    assert matched_rule(tree, f"k={long[-500:]}") == 'k=regex(".\\u002aa.{90}b")'
+    assert matched_rule(tree, f"k={long}") == "k"
+    shown = str(explain(Snapshot(1, {"edge": tree}), "edge", descriptor(f"k={long}")))
+    assert "its regular expression is not asked: the value is too long for those of this" in shown

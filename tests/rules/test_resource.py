@@ -34,16 +34,16 @@ def one(rate_limit: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
 
 def meaning(file: RuleFile) -> list[object]:
     """All that rules say, but for where they stand."""
-    found: list[object] = [file.domain, file.shard_by.keys if file.shard_by else None]
+    meaning: list[object] = [file.domain, file.shard_by.keys if file.shard_by else None]
     for node in walk(file.nodes):
         rule = node.rule
-        found.append((node.key, node.value, node.share_threshold, node.value_to_metric))
+        meaning.append((node.key, node.value, node.share_threshold, node.value_to_metric))
         if rule is not None:
-            found.append(told(rule))
-    return found
+            meaning.append(shown(rule))
+    return meaning
 
 
-def told(rule: Rule) -> tuple[object, ...]:
+def shown(rule: Rule) -> tuple[object, ...]:
     return (
         rule.path,
         rule.limits,

@@ -26,20 +26,20 @@ def rule(limit: str, flags: str = "") -> Rule:
 
 def test_all_of_a_limit() -> None:
     """Every key of rate_limit finds its place."""
-    found = rule(
+    declared = rule(
         "unit: Minute, unit_multiplier: 5, requests_per_unit: 16, name: n, replaces: [{name: m}],"
         "algorithm: fixed_window, count_denied: yes, failure_policy: closed"
     )
 
-    assert found.limits == (Limit(16, Unit.MINUTE, 5, "n", count_denied=True),)
-    assert (found.domain, found.path, found.names, found.replaces) == (
+    assert declared.limits == (Limit(16, Unit.MINUTE, 5, "n", count_denied=True),)
+    assert (declared.domain, declared.path, declared.names, declared.replaces) == (
         "edge",
         "k",
         frozenset({"n"}),
         frozenset({"m"}),
     )
-    assert found.failure_policy is FailurePolicy.CLOSED
-    assert str(found.source) == "f:3:15"
+    assert declared.failure_policy is FailurePolicy.CLOSED
+    assert str(declared.source) == "f:3:15"
 
 
 def test_all_of_a_descriptor() -> None:
@@ -79,9 +79,9 @@ def test_units(unit: Unit) -> None:
 )
 def test_numbers(text: str, number: int) -> None:
     """Numbers are read as YAML 1.1 does, as in envoyproxy/ratelimit."""
-    (found,) = rule(f"unit: day, requests_per_unit: {text}").limits
+    (declared,) = rule(f"unit: day, requests_per_unit: {text}").limits
 
-    assert found.requests_per_unit == number
+    assert declared.requests_per_unit == number
 
 
 @pytest.mark.parametrize(

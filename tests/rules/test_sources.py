@@ -12,7 +12,7 @@ from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.rules.source import Found, Left
+from ratelimit_service.rules.source import Left, SourceContent
 from ratelimit_service.rules.sources import SOURCES, source_of
 from ratelimit_service.rules.watch import watch
 from ratelimit_service.settings import Settings
@@ -74,7 +74,7 @@ def test_source_that_has_nothing() -> None:
 class Later(FromCommand):
     """Has nothing at the start."""
 
-    def first(self, former: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> SourceContent | None:
         return None
 
 
@@ -85,10 +85,10 @@ async def test_rules_begin_when_everybody_has_them(tmp_path: Path) -> None:
     """
     file = tmp_path / "rules.yaml"
     file.write_text("domain: one\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]\n")
-    told, handed_on = asyncio.Event(), asyncio.Event()
+    notified, handed_on = asyncio.Event(), asyncio.Event()
 
     async def tell() -> None:
-        told.set()
+        notified.set()
         await handed_on.wait()
 
     source = Later(f"exec://cat {file}")
@@ -97,7 +97,7 @@ async def test_rules_begin_when_everybody_has_them(tmp_path: Path) -> None:
     reading = asyncio.create_task(rules.reload())
     waiting = asyncio.create_task(rules.begin())
 
-    await told.wait()
+    await notified.wait()
     await asyncio.sleep(0)
     assert rules.begun
     assert not waiting.done()

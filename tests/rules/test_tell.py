@@ -47,7 +47,7 @@ def snapshot(tmp_path: Path) -> Snapshot:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("text", "shown"),
     [
         (
             "path=/a/b",
@@ -101,11 +101,11 @@ to descriptors exactly as deep as it""",
         ("", "no rule: the descriptor has no entries"),
     ],
 )
-def test_explain(snapshot: Snapshot, tmp_path: Path, asked: str, told: str) -> None:
+def test_explain(snapshot: Snapshot, tmp_path: Path, text: str, shown: str) -> None:
     """Explain tells each step, what was passed over and why, and how it ends."""
-    explanation = explain(snapshot, "edge", descriptor(asked))
+    explanation = explain(snapshot, "edge", descriptor(text))
 
-    assert str(explanation).replace(f"{tmp_path}/", "") == told
+    assert str(explanation).replace(f"{tmp_path}/", "") == shown
 
 
 def test_explain_tells_of_a_queue(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_explain_tells_of_a_queue(tmp_path: Path) -> None:
     rules = Rules(path, stats=Stats(), health=Health())
     rules.load()
 
-    told = str(explain(rules.snapshot, "all", descriptor("path=/a/b,user=ann")))
+    shown = str(explain(rules.snapshot, "all", descriptor("path=/a/b,user=ann")))
 
-    assert told.endswith(": 2 per day; what is denied goes into its queue")
+    assert shown.endswith(": 2 per day; what is denied goes into its queue")
 
 
 def test_explain_unknown_domain(snapshot: Snapshot) -> None:
@@ -133,14 +133,14 @@ def test_explain_names_some_of_many_domains(snapshot: Snapshot) -> None:
     """Of many domains some are named, and one that is alike is found among those as long."""
     domains = {f"tenant-{number:05}": snapshot.domains["edge"] for number in range(10_000)}
 
-    told = str(
+    shown = str(
         explain(
             Snapshot(1, {**domains, "edge": domains["tenant-00000"]}), "edgy", descriptor("a=b")
         )
     )
 
-    assert told.endswith("tenant-00018 and 9981 more; did you mean 'edge'?")
-    assert len(told) < 500
+    assert shown.endswith("tenant-00018 and 9981 more; did you mean 'edge'?")
+    assert len(shown) < 500
 
 
 def test_explain_without_rules() -> None:
@@ -161,9 +161,9 @@ def test_explain_a_pattern_as_value(tmp_path: Path) -> None:
     rules = Rules(path, stats=Stats(), health=Health())
     rules.load()
 
-    told = str(explain(rules.snapshot, "star", descriptor("a=x*z"))).replace(f"{tmp_path}/", "")
+    shown = str(explain(rules.snapshot, "star", descriptor("a=x*z"))).replace(f"{tmp_path}/", "")
 
-    assert told.splitlines()[:2] == [
+    assert shown.splitlines()[:2] == [
         "a=x*z: the pattern matches: a=x*z at star.yaml:4:5",
         "  passed over a=x* at star.yaml:3:5: "
         "its pattern matches too, but another has exactly this value",

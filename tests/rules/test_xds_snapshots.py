@@ -12,7 +12,7 @@ from ratelimit_service.eventloop.slices import SLICE
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.processes.pipes import framed
 from ratelimit_service.rules import from_xds
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
@@ -31,34 +31,37 @@ async def test_no_domain_any_more(server: ManagementServer) -> None:
     """Where rules are needed an empty snapshot ends what is served, until another comes."""
     client = Client(server)
     client.rules = Rules(
-        source_of(client.settings), stats=client.stats, health=client.health, needed=True
+        source_of(client.settings),
+        stats=client.stats,
+        health=client.health,
+        policy=LoadPolicy(needed=True),
     )
     client.health.enter(Phase.SERVING)
     client.rules.load()
     async with watched(client.rules):
-        told = [client.health.serving]
+        serving = [client.health.serving]
         for number, resources in enumerate(([config("edge", "user")], [], [config("edge", "b")])):
             await client.send(server, str(number), *resources)
-            told.append(client.health.serving)
+            serving.append(client.health.serving)
 
-    assert told == [False, True, False, True]
+    assert serving == [False, True, False, True]
 
 
 async def test_bad_resource(server: ManagementServer) -> None:
     """One bad resource keeps its domain as it was and is named in the NACK; others take effect."""
     async with following(server) as client:
         await client.send(server, "1", config("one", "a"), config("two", "a"))
-        said = await client.send(server, "2", config("one", ""), config("two", "b"))
+        answer = await client.send(server, "2", config("one", ""), config("two", "b"))
 
         assert client.domains == {"one": ["a"], "two": ["b"]}
-        assert said.version_info == "1"
-        assert said.error_detail.message == (
+        assert answer.version_info == "1"
+        assert answer.error_detail.message == (
             f"{server.url}/one@2: key is missing or empty: every descriptor needs one [no_key]"
         )
         assert "one@2" in client.health.faults["rules"]
-        said = await client.send(server, "3", config("one", "c"), config("two", "b"))
+        answer = await client.send(server, "3", config("one", "c"), config("two", "b"))
         assert client.domains == {"one": ["c"], "two": ["b"]}
-        assert said.version_info == "3"
+        assert answer.version_info == "3"
         assert client.health.faults == {}
 
 
@@ -66,9 +69,9 @@ async def test_empty_snapshot(server: ManagementServer) -> None:
     """A snapshot without resources deletes every rule: no request is limited any more."""
     async with following(server) as client:
         await client.send(server, "1", config("one", "a"))
-        said = await client.send(server, "2")
+        answer = await client.send(server, "2")
 
-        assert said.version_info == "2"
+        assert answer.version_info == "2"
         assert client.domains == {}
         assert not client.rules.snapshot.never_loaded("one")
         assert client.health.faults == {}
@@ -100,10 +103,10 @@ async def test_bytes_that_are_no_resource(server: ManagementServer) -> None:
     """What cannot be decoded may be any resource, so those that are missing stay."""
     async with following(server) as client:
         await client.send(server, "1", config("one", "a"), config("two", "a"))
-        said = await client.send(server, "2", b"\xff\xff", config("two", "b"))
+        answer = await client.send(server, "2", b"\xff\xff", config("two", "b"))
 
         assert client.domains == {"one": ["a"], "two": ["b"]}
-        assert "resource 1 of version 2" in said.error_detail.message
+        assert "resource 1 of version 2" in answer.error_detail.message
         await client.send(server, "3", config("two", "b"))
         assert client.domains == {"two": ["b"]}
         assert client.health.faults == {}
@@ -114,12 +117,12 @@ async def test_resources_that_contradict(server: ManagementServer) -> None:
     async with following(server) as client:
         await client.send(server, "1", config("one", "a"), config("one", "b", name="more"))
         assert client.domains == {"one": ["b", "a"]}
-        said = await client.send(
+        answer = await client.send(
             server, "2", config("one", "a", "c"), config("one", "a", name="more")
         )
 
         assert client.domains == {"one": ["b", "a"]}
-        assert "merge the two [duplicate]" in said.error_detail.message
+        assert "merge the two [duplicate]" in answer.error_detail.message
         left = client.rules.leave()
         assert left is not None
         again = Client(server)
@@ -153,9 +156,9 @@ async def test_snapshots_that_come_too_fast(server: ManagementServer) -> None:
         nonce = ""
         for number in range(100):
             nonce = conversation.send(str(number), config("one", f"k{number}"))
-        said = await asyncio.to_thread(conversation.answer_to, nonce)
+        answer = await asyncio.to_thread(conversation.answer_to, nonce)
 
-        assert said.version_info == "99"
+        assert answer.version_info == "99"
         assert client.domains == {"one": ["k99"]}
         assert len(conversation.asked) < 50
         assert client.health.faults == {}
@@ -171,8 +174,8 @@ async def test_server_that_ends_streams(server: ManagementServer) -> None:
 
         assert (again.asked[0].version_info, again.asked[0].response_nonce) == ("", "")
         assert client.domains == {"one": ["a"]}
-        said = await client.send(server, "1", config("one", "b"))
-        assert said.version_info == "1"
+        answer = await client.send(server, "1", config("one", "b"))
+        assert answer.version_info == "1"
         assert client.domains == {"one": ["b"]}
 
 
@@ -200,9 +203,9 @@ async def test_server_that_goes_on_about_something_else(
             conversation.send("1", type_url=f"{number}" + "x" * 100_000)
         await client.send(server, "2", config("one", "b"))
 
-    said = [each.message for each in caplog.records if "nobody has asked" in each.message]
-    assert len(said) == 1
-    assert len(said[0]) < 500
+    answer = [each.message for each in caplog.records if "nobody has asked" in each.message]
+    assert len(answer) == 1
+    assert len(answer[0]) < 500
 
 
 async def test_version_that_is_long(
@@ -212,22 +215,22 @@ async def test_version_that_is_long(
     caplog.set_level("INFO")
     version = "7" * 100_000
     async with following(server) as client:
-        said = await client.send(server, version, *(config(f"d{at}", "a") for at in range(20)))
-        kept = client.rules.source.read().files
+        answer = await client.send(server, version, *(config(f"d{at}", "a") for at in range(20)))
+        files = client.rules.source.read().files
 
-        assert said.version_info == version
-        assert len(client.domains) == len(kept) == 20
-        assert max(map(len, kept.values())) < 500
+        assert answer.version_info == version
+        assert len(client.domains) == len(files) == 20
+        assert max(map(len, files.values())) < 500
         assert max(len(each.message) for each in caplog.records) < 500
 
 
 async def test_name_that_is_long(server: ManagementServer) -> None:
     """A resource whose name has more than 1,024 characters is refused, and others take effect."""
     async with following(server) as client:
-        said = await client.send(server, "1", config("one", "a"), config("n" * 2_000, "a"))
+        answer = await client.send(server, "1", config("one", "a"), config("n" * 2_000, "a"))
 
         assert client.domains == {"one": ["a"]}
-        assert "its name has 2,000 characters: at most 1,024" in said.error_detail.message
+        assert "its name has 2,000 characters: at most 1,024" in answer.error_detail.message
 
 
 async def test_more_problems_than_are_told(
@@ -236,15 +239,15 @@ async def test_more_problems_than_are_told(
     """However much is wrong, the server hears what, and the client lives on."""
     async with following(server) as client:
         bad = [config(f"{number}-" + "x" * 900, "") for number in range(2_500)]
-        said = await client.send(server, "1", *bad)
-        lines = said.error_detail.message.splitlines()
+        answer = await client.send(server, "1", *bad)
+        lines = answer.error_detail.message.splitlines()
 
         assert len(lines) == 151
         assert lines[-1] == "2500 problems in all"
         assert "1500 more problems in the rules" in caplog.text
         assert len(server.conversations) == 1
-        said = await client.send(server, "2", config("one", "a"))
-        assert said.version_info == "2"
+        answer = await client.send(server, "2", config("one", "a"))
+        assert answer.version_info == "2"
 
 
 async def test_many_resources_are_read_some_at_a_time() -> None:
@@ -263,15 +266,14 @@ async def test_many_resources_are_read_some_at_a_time() -> None:
         rounds += 1
 
     assert rounds >= 1_000 // SLICE
-    assert source._received is not None
-    assert len(source._received.files) == 1_000
+    assert len(source.read().files) == 1_000
 
 
 async def test_large_snapshot(server: ManagementServer) -> None:
     """Ten thousand descriptors are in force, and nothing holds the event loop up meanwhile."""
     keys = [f"key{number}" for number in range(10_000)]
     async with following(server) as client:
-        said = await client.send(server, "1", config("one", *keys))
+        answer = await client.send(server, "1", config("one", *keys))
 
-        assert said.version_info == "1"
+        assert answer.version_info == "1"
         assert len(client.domains["one"]) == 10_000

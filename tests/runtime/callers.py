@@ -39,7 +39,7 @@ def clients(
 ) -> Iterator[Sequence[Client]]:
     """Clients of which each has a connection of its own, and has asked once."""
     with ExitStack() as stack:
-        found = [stack.enter_context(Caller(service.address)) for _ in range(count)]
-        for client in found:
+        result = [stack.enter_context(Caller(service.address)) for _ in range(count)]
+        for client in result:
             ask(client, request)
-        yield found
+        yield result

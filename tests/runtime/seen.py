@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ratelimit_service.runtime.worker_pool import WorkerPool
 from ratelimit_service.runtime.worker_process import WorkerProcess
-from ratelimit_service.runtime.workers_asked import AskedWorkers
 from tests.servers.service import ServiceProcess
 
 REDIS = "redis://localhost:6379/0"
@@ -45,6 +45,8 @@ def restarts(service: ServiceProcess) -> int:
         return 0
 
 
-def stand_in(workers: AskedWorkers, *these: WorkerProcess) -> None:
+def stand_in(workers: WorkerPool, *these: WorkerProcess) -> None:
     """Puts workers without a process in the place of those that `start` would spawn."""
-    workers._all = [*these]  # what is spawned instead would take seconds, and choose its moments
+    workers.processes = [
+        *these
+    ]  # what is spawned instead would take seconds, and choose its moments

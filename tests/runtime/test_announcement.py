@@ -36,11 +36,11 @@ def test_queues_need_redis(
 
     announce(Settings(store=store), asking.rules.snapshot, 8081, 8080, 0)
 
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == warned
+    result = [record.getMessage() for record in caplog.records]
+    assert len(result) == warned
     if warned:
-        assert "user of edge, user of mail" in said[0]
-        assert "give a Redis as --store, or remove on_limit" in said[0]
+        assert "user of edge, user of mail" in result[0]
+        assert "give a Redis as --store, or remove on_limit" in result[0]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_what_counts_though_denied(
 
     announce(settings, asking.rules.snapshot, 8081, 8080, 0)
 
-    said = f"hits of denied requests that count: {counted} (--count-denied)"
-    assert said in capsys.readouterr().out.splitlines()
+    result = f"hits of denied requests that count: {counted} (--count-denied)"
+    assert result in capsys.readouterr().out.splitlines()
 
 
 def test_what_to_type(

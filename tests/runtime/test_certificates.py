@@ -70,7 +70,7 @@ def flags(request: pytest.FixtureRequest, own_redis: RedisServer) -> list[str]:
     return list(kinds[str(request.param)])
 
 
-def asked(service: ServiceProcess, ca: str) -> Code | None:
+def code_of(service: ServiceProcess, ca: str) -> Code | None:
     """The code that a new client gets which trusts one authority; None if it trusts another."""
     with Client(f"localhost:{service.grpc_port}", ClientTLS(ca)) as client:
         try:
@@ -88,8 +88,8 @@ def test_renewal(start: Start, pair: Pair, flags: list[str]) -> None:
 
         new = pair.issue()
 
-        wait_until(lambda: asked(service, new) is not None, "the new certificate")
-        wait_until(lambda: asked(service, old) is None, "it in every worker")
+        wait_until(lambda: code_of(service, new) is not None, "the new certificate")
+        wait_until(lambda: code_of(service, old) is None, "it in every worker")
         assert first is Code.OK
         assert client.should_rate_limit(REQUEST, TIMEOUT_US).code is Code.OVER_LIMIT
     assert service.get("/healthcheck").text == "OK"
@@ -104,13 +104,13 @@ def test_bad_pair(start: Start, pair: Pair, flags: list[str]) -> None:
     pair.spoil()
 
     wait_until(lambda: "degraded" in service.get("/healthcheck").text, "the fault to be seen")
-    told = service.get("/healthcheck")
-    assert (told.status, told.text.splitlines()[1].startswith("tls: --tls-cert")) == (200, True)
+    logged = service.get("/healthcheck")
+    assert (logged.status, logged.text.splitlines()[1].startswith("tls: --tls-cert")) == (200, True)
     assert "degraded: tls: --tls-cert" in service.log
     assert 'ratelimit_tls_reloads_total{result="error"} 1.0' in service.get("/metrics").text
-    assert asked(service, ca) is Code.OK
+    assert code_of(service, ca) is Code.OK
     new = pair.issue()
-    wait_until(lambda: asked(service, new) is not None, "the good certificate")
+    wait_until(lambda: code_of(service, new) is not None, "the good certificate")
     wait_until(lambda: service.get("/healthcheck").text == "OK", "the fault to be over")
 
 
@@ -128,7 +128,7 @@ def test_worker_that_starts_beside_a_bad_pair(
     subprocess.run(["kill", "-KILL", str(before)], check=True)
 
     wait_until(lambda: workers(service) not in ([], [before]), "another worker")
-    wait_until(lambda: asked(service, ca) is Code.OK, "it to serve")
+    wait_until(lambda: code_of(service, ca) is Code.OK, "it to serve")
 
 
 def workers(service: ServiceProcess) -> list[int]:

@@ -33,10 +33,10 @@ def test_messages_in_pieces(
     messages: list[tuple[MessageKind, bytes]], sizes: list[int], handed_over_at: int
 ) -> None:
     """Messages arrive whole, however they are cut, also when another reader goes on midway."""
-    heard: list[tuple[int, bytes]] = []
+    received: list[tuple[int, bytes]] = []
 
     def hear(kind: int, payload: bytes) -> None:
-        heard.append((kind, payload))
+        received.append((kind, payload))
 
     data = written(messages)
     channel, at = Channel(hear, lambda: None), 0
@@ -47,7 +47,7 @@ def test_messages_in_pieces(
         channel.data_received(data[at : at + size])
         at += size
 
-    assert heard == messages
+    assert received == messages
 
 
 class Part(bytes):
@@ -62,8 +62,8 @@ class Part(bytes):
 
 def test_a_long_message_is_put_together_once() -> None:
     """However many reads bring a message, its bytes are copied a few times, and no more."""
-    heard: list[int] = []
-    channel = Channel(lambda _, payload: heard.append(len(payload)), lambda: None)
+    received: list[int] = []
+    channel = Channel(lambda _, payload: received.append(len(payload)), lambda: None)
     data = written([(MessageKind.RULES, bytes(1 << 20))])
     joined = 0
 
@@ -77,7 +77,7 @@ def test_a_long_message_is_put_together_once() -> None:
         channel.data_received(Part(data[at : at + 1_024]))
     sys.setprofile(None)
 
-    assert heard == [1 << 20]
+    assert received == [1 << 20]
     assert Part.copied + joined * len(data) <= 3 * len(data)
 
 
@@ -85,13 +85,13 @@ async def test_a_message_without_bound() -> None:
     """Who announces more than any message of ours has is not heard any longer."""
     ours, theirs = socket.socketpair()
     lost = asyncio.Event()
-    heard: list[int] = []
-    await Channel.open(ours, lambda kind, _: heard.append(kind), lost.set)
+    received: list[int] = []
+    await Channel.open(ours, lambda kind, _: received.append(kind), lost.set)
 
-    theirs.sendall(written([(MessageKind.BEAT, b"")]) + b"\xff\xff\xff\xff" + bytes(100))
+    theirs.sendall(written([(MessageKind.HEARTBEAT, b"")]) + b"\xff\xff\xff\xff" + bytes(100))
     await lost.wait()
 
-    assert heard == [MessageKind.BEAT]
+    assert received == [MessageKind.HEARTBEAT]
     theirs.close()
 
 
@@ -100,7 +100,7 @@ async def test_end_of_a_channel() -> None:
     ours, theirs = socket.socketpair()
     lost = asyncio.Event()
     channel = await Channel.open(ours, lambda *_: None, lost.set)
-    channel.send_json(MessageKind.BEAT, {})
+    channel.send_json(MessageKind.HEARTBEAT, {})
     await channel.flushed()
 
     theirs.close()
@@ -121,12 +121,12 @@ def test_connections_change_hands() -> None:
             send_connection(sender, served)
         clients.append(client)
 
-    found = receive_connections(receiver, 1)
-    assert len(found) == 1
-    found += receive_connections(receiver)
+    result = receive_connections(receiver, 1)
+    assert len(result) == 1
+    result += receive_connections(receiver)
 
     assert receive_connections(receiver) == []
-    for client, connection in zip(clients, found, strict=True):
+    for client, connection in zip(clients, result, strict=True):
         connection.sendall(b"hello")
         assert client.recv(10) == b"hello"
         connection.close()

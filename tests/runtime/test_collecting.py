@@ -116,13 +116,13 @@ def test_memory_stays_flat(steps: Steps) -> None:
 
 def test_no_collection_is_large(steps: Steps) -> None:
     """What is made to stay by the hundred thousand is never looked at in one go."""
-    kept: list[list[object]] = []
+    objects: list[list[object]] = []
     for _ in range(100):
-        kept += [[[]] for _ in range(2_000)]
+        objects += [[[]] for _ in range(2_000)]
         steps.take(0.02)
     steps.take(12.0)
 
-    assert 0 < steps.largest <= process._AT_ONCE
+    assert 0 < steps.largest <= process.AT_ONCE
 
 
 def test_quiet_process_is_left_alone(steps: Steps) -> None:
@@ -144,7 +144,7 @@ def test_old_objects_are_counted_seldom(steps: Steps, monkeypatch: pytest.Monkey
         counted.append(generation)
         return get_objects(generation=generation)
 
-    kept: list[list[object]] = [[] for _ in range(1_000)]
+    objects: list[list[object]] = [[] for _ in range(1_000)]
     steps.take(3.0)
     gc.callbacks.remove(steps.collecting)
     with monkeypatch.context() as patched:
@@ -152,7 +152,7 @@ def test_old_objects_are_counted_seldom(steps: Steps, monkeypatch: pytest.Monkey
         steps.take(3.0)
     gc.callbacks.append(steps.collecting)
 
-    assert len(kept) == 1_000
+    assert len(objects) == 1_000
     assert counted.count(2) == 0
 
 
@@ -172,19 +172,19 @@ def test_what_is_counted_stays_small(steps: Steps, monkeypatch: pytest.MonkeyPat
     get_objects, counted = gc.get_objects, [0]
 
     def counting(generation: int) -> list[object]:
-        found = get_objects(generation=generation)
-        counted[0] = max(counted[0], len(found))
-        return found
+        result = get_objects(generation=generation)
+        counted[0] = max(counted[0], len(result))
+        return result
 
     monkeypatch.setattr(gc, "get_objects", counting)
     gc.callbacks.remove(steps.collecting)
-    kept: list[list[object]] = []
+    objects: list[list[object]] = []
     for _ in range(300):
-        kept += [[] for _ in range(1_000)]
+        objects += [[] for _ in range(1_000)]
         steps.take(0.01)
     gc.callbacks.append(steps.collecting)
 
-    assert counted[0] <= process._AT_ONCE + 2_000
+    assert counted[0] <= process.AT_ONCE + 2_000
 
 
 def test_collections_take_turns(steps: Steps) -> None:

@@ -59,10 +59,10 @@ def test_least_quota_of_all_groups_above(tmp_path: Path) -> None:
         sys__fs__cgroup__pod__container__cpu_dot_max="max 100000",
     )
 
-    found = usable_cpus(root)
+    result = usable_cpus(root)
 
-    assert found.number == 3
-    assert found.why == "it may run on 6 CPUs, but its control group has a quota of 3 CPUs"
+    assert result.number == 3
+    assert result.why == "it may run on 6 CPUs, but its control group has a quota of 3 CPUs"
 
 
 @pytest.mark.parametrize(("quota", "count"), [("-1", 6), ("250000", 3), ("10000", 1)])

@@ -16,7 +16,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import Channel, MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess, worker_command
-from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS, stand_in
 from tests.servers.process import PATIENCE_SECONDS
@@ -29,12 +29,12 @@ class Stand(WorkerProcess):
         ends = [*socket.socketpair(), *socket.socketpair()]
         super().__init__(1, os.getpid(), ends[0], ends[2])
         self._ends = ends
-        self.said: list[MessageKind] = []
+        self.sent: list[MessageKind] = []
         self.ready.set()
 
     def send(self, kind: MessageKind, payload: bytes = b"") -> None:
         assert json.loads(payload)
-        self.said.append(kind)
+        self.sent.append(kind)
 
     def close(self) -> None:
         for each in self._ends:
@@ -46,12 +46,9 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(
         Settings(store=REDIS),
         1,
-        Stats(),
-        Health(),
-        Rulebook(),
+        Totals(Stats(), Health(), Rulebook()),
         ConnectionLimiter(),
-        lambda: None,
-        lambda _: None,
+        Listeners(),
     )
     leaving, dead, next_one = Stand(), Stand(), Stand()
     dead.lost.set()
@@ -64,17 +61,18 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
         return successor(number)
 
     monkeypatch.setattr(workers, "_successor", looked)
+    # A stand-in has no process that says LEAVING.
     letting = asyncio.create_task(workers._let_leave(leaving))
     for _ in range(100):
         await asyncio.sleep(0)
     assert looks == [1]
-    assert leaving.said == []
+    assert leaving.sent == []
 
     stand_in(workers, leaving, next_one)
     dead.ended.set()
     await asyncio.wait_for(letting, PATIENCE_SECONDS)
 
-    assert leaving.said == [MessageKind.LEAVE]
+    assert leaving.sent == [MessageKind.LEAVE]
     assert leaving.why == "replaced"
     for each in (leaving, dead, next_one):
         each.close()
@@ -90,9 +88,9 @@ async def test_worker_that_has_no_rules_yet(gone: bool, settled: bool) -> None:
     worker = await asyncio.create_subprocess_exec(*command, pass_fds=descriptors)
     for each in its_ends:
         each.close()
-    said: asyncio.Queue[int] = asyncio.Queue()
-    channel = await Channel.open(ends[0], lambda kind, _: said.put_nowait(kind), lambda: None)
-    assert await said.get() == MessageKind.HELLO
+    result: asyncio.Queue[int] = asyncio.Queue()
+    channel = await Channel.open(ends[0], lambda kind, _: result.put_nowait(kind), lambda: None)
+    assert await result.get() == MessageKind.HELLO
     if settled:
         channel.send(MessageKind.SETTINGS, pickle.dumps((1, Settings())))
 

@@ -132,12 +132,12 @@ async def test_events_have_the_documented_fields(
     asking.rules.watched_by("no more can be watched")
 
     fields = [vars(each)["fields"] for each in caplog.records if "fields" in vars(each)]
-    found = {frozenset(each) for each in fields}
-    named = [each for each in found if not any(each <= row for row in documented)]
+    result = {frozenset(each) for each in fields}
+    named = [each for each in result if not any(each <= row for row in documented)]
     assert named == []
-    assert {"file", "line", "rule", "kind"} in found
-    assert {"component", "reason"} in found
-    assert {"requests", "policies", "reasons"} in found
-    assert {"domain"} in found
-    assert {"domain", "code", "descriptors"} in found
-    assert any("revision" in each for each in found)
+    assert {"file", "line", "rule", "kind"} in result
+    assert {"component", "reason"} in result
+    assert {"requests", "policies", "reasons"} in result
+    assert {"domain"} in result
+    assert {"domain", "code", "descriptors"} in result
+    assert any("revision" in each for each in result)

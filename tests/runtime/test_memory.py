@@ -39,12 +39,12 @@ def test_a_worker_is_small(tmp_path: Path, redis_server: SharedRedis) -> None:
     service = ServiceProcess(tmp_path, *flags)
     service.start()
 
-    def told() -> list[dict[str, object]]:
+    def lines() -> list[dict[str, object]]:
         workers: list[dict[str, object]] = json.loads(service.get("/processes").text)["workers"]
         return workers
 
-    wait_until(lambda: [each["state"] for each in told()] == ["serving"] * 2, "both workers")
-    sizes = [own_kib(int(str(each["pid"]))) for each in told()]
+    wait_until(lambda: [each["state"] for each in lines()] == ["serving"] * 2, "both workers")
+    sizes = [own_kib(int(str(each["pid"]))) for each in lines()]
 
     service.kill()
     assert max(sizes) <= MOST_KIB
@@ -128,7 +128,7 @@ def test_a_worker_imports_nothing_for_rules(tmp_path: Path) -> None:
             assembly.add(part)
         print(*set(sys.modules) - before, sep=",")
         before = set(sys.modules)
-        met = [match(assembly.domains["edge"], [("a", value)]).met for value in {VALUES}]
+        met = [match(assembly.domains["edge"], [("a", value)]).node for value in {VALUES}]
         print(*set(sys.modules) - before, sep=",")
         print(sum(each is not None for each in met))
     """
@@ -136,6 +136,6 @@ def test_a_worker_imports_nothing_for_rules(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert (rules.problems, used) == ((), SHIPPED)
-    with_rules, with_requests, met = done.stdout.splitlines()
+    with_rules, with_requests, matched = done.stdout.splitlines()
     assert set(with_rules.split(",")) == {"re2", "re2._re2"}
-    assert (with_requests, met) == ("", str(len(VALUES) - 1))
+    assert (with_requests, matched) == ("", str(len(VALUES) - 1))

@@ -95,14 +95,14 @@ def test_reload_is_logged(
     wait_until(lambda: "decided OK" in service.log, "the decision")
 
     log = service.log
-    told = re.findall(r"INFO rules reloaded: (.*), revision (\w{8})\n", log)
-    assert [each for each, _ in told] == [
+    logged = re.findall(r"INFO rules reloaded: (.*), revision (\w{8})\n", log)
+    assert [each for each, _ in logged] == [
         "3 rules in 2 domains, 2 added, 1 problem",
         "1 rule in 1 domain, 2 removed",
         "1 rule in 1 domain, 1 changed (edge: user 2 → 5 per year)",
     ]
-    assert len({revision for _, revision in told}) == 3
-    assert f'ratelimit_rules_info{{revision="{told[-1][1]}"}} 1.0' in service.get("/metrics").text
+    assert len({revision for _, revision in logged}) == 3
+    assert f'ratelimit_rules_info{{revision="{logged[-1][1]}"}} 1.0' in service.get("/metrics").text
     assert "edge: user=bob OK, 4 of 5 left" in log
     assert not re.search("changes? detected|Decod|Adding|hpack|rust", log)
 

@@ -17,7 +17,7 @@ from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import workers as module
 from ratelimit_service.runtime.channel import MessageKind, Received
 from ratelimit_service.runtime.worker_process import WorkerProcess
-from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS
 from tests.servers.process import PATIENCE_SECONDS
@@ -28,14 +28,14 @@ class Fake(WorkerProcess):
 
     def __init__(self, number: int) -> None:
         super().__init__(number, os.getpid(), *socket.socketpair())
-        self.heard = False
+        self.listened = False
 
     @classmethod
     def spawn(cls, number: int, **_: bool) -> Fake:
         return cls(number)
 
     async def listen(self, received: Received) -> None:
-        self._received, self.heard = received, True
+        self._received, self.listened = received, True
 
     def serve(self) -> None:
         self._received(MessageKind.READY, b"")
@@ -54,8 +54,7 @@ class Fake(WorkerProcess):
         await self.lost.wait()
 
     def bury(self) -> str:
-        self._messages.close()
-        self.connections.close()
+        self.close()
         self.ended.set()
         return "died"
 
@@ -64,12 +63,9 @@ def so_many(count: int, health: Health) -> Workers:
     return Workers(
         Settings(store=REDIS),
         count,
-        Stats(),
-        health,
-        Rulebook(),
+        Totals(Stats(), health, Rulebook()),
         ConnectionLimiter(),
-        lambda: None,
-        lambda _: None,
+        Listeners(),
     )
 
 
@@ -88,7 +84,7 @@ class Fixture:
     @property
     def all(self) -> list[Fake]:
         # Nobody is shown workers that have not begun to serve.
-        return [each for each in self.workers._all if isinstance(each, Fake) and each.heard]
+        return [each for each in self.workers.processes if isinstance(each, Fake) and each.listened]
 
     @property
     def numbers(self) -> list[int]:
@@ -107,8 +103,7 @@ async def fixture(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fixture]:
     fixture = Fixture()
     yield fixture
     await fixture.workers.stop(1_000_000)
-    for task in list(fixture.workers._tasks):  # what waits for stand-ins that never end
-        task.cancel()
+    fixture.workers.tasks.cancel()  # what waits for stand-ins that never end
 
 
 @pytest.mark.parametrize("later", [0, 1], ids=["the one after the death", "the restart's"])
@@ -153,14 +148,14 @@ async def test_worker_that_was_told_to_end_before_its_turn_in_a_restart(fixture:
     assert fixture.all[1] is late
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["dies", "is told to end"])
-async def test_worker_that_is_not_needed_any_more(fixture: Fixture, told: bool) -> None:
+@pytest.mark.parametrize("expected", [False, True], ids=["dies", "is told to end"])
+async def test_worker_that_is_not_needed_any_more(fixture: Fixture, expected: bool) -> None:
     """Nothing takes the place of a worker beyond the number that there is to be."""
     await fixture.start()
     fixture.workers._count = 1  # as after a restart that leaves fewer
     second = fixture.all[1]
 
-    if told:
+    if expected:
         second.ask_to_leave()
     else:
         second.kill()

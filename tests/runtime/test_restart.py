@@ -23,8 +23,8 @@ from tests.servers.service import COMMAND
 class Impostor:
     """An HTTP server that answers everything with the same JSON."""
 
-    def __init__(self, said: object, listens: str = "127.0.0.1") -> None:
-        body = json.dumps(said).encode()
+    def __init__(self, answer: object, listens: str = "127.0.0.1") -> None:
+        body = json.dumps(answer).encode()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -58,8 +58,8 @@ class Impostor:
 
 def service(pid: object) -> dict[str, object]:
     """What a service with one worker shows, with a pid that may not be its own."""
-    told: dict[str, object] = {"pid": pid, "version": "1", "restarts": 0, "restarting": False}
-    return {**told, "restart_error": "", "workers": [{"worker": 1, "pid": 7}]}
+    answer: dict[str, object] = {"pid": pid, "version": "1", "restarts": 0, "restarting": False}
+    return {**answer, "restart_error": "", "workers": [{"worker": 1, "pid": 7}]}
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_nobody_else_is_signalled(signalled: list[int], pid: Callable[[], int]) 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         7,
         [],
@@ -114,10 +114,10 @@ def test_nobody_else_is_signalled(signalled: list[int], pid: Callable[[], int]) 
         {**service(7), "workers": [7]},
     ],
 )
-def test_something_else_answers(signalled: list[int], said: object) -> None:
+def test_something_else_answers(signalled: list[int], answer: object) -> None:
     """What answers otherwise than a service is told to be none."""
     with (
-        Impostor(said) as impostor,
+        Impostor(answer) as impostor,
         pytest.raises(RateLimitError, match=f"at http://{impostor.place} is no rate limit service"),
     ):
         list(restart(impostor.place, 0))
@@ -136,7 +136,7 @@ IPV6 = pytest.mark.skipif(not has_ipv6(), reason="IPv6")
 
 
 @pytest.mark.parametrize(
-    ("listens", "asked"),
+    ("listens", "address"),
     [
         ("0.0.0.0", "127.0.0.1"),
         ("0.0.0.0", "localhost"),
@@ -144,13 +144,13 @@ IPV6 = pytest.mark.skipif(not has_ipv6(), reason="IPv6")
         pytest.param("::", "[::1]", marks=IPV6),
     ],
 )
-def test_over_any_address(signalled: list[int], listens: str, asked: str) -> None:
+def test_over_any_address(signalled: list[int], listens: str, address: str) -> None:
     """The service is known for the one that answers over IPv4, IPv6, and sockets for both."""
     with (
         Impostor(service(os.getpid()), listens) as impostor,
         pytest.raises(RateLimitError, match="is still restarting"),
     ):
-        list(restart(f"{asked}:{impostor.port}", 0))
+        list(restart(f"{address}:{impostor.port}", 0))
     assert signalled == [os.getpid()]
 
 

@@ -156,8 +156,8 @@ def test_rolling_restart(two: ServiceProcess) -> None:
         assert last == f"restarted: version {__version__}"
     assert load.failures == []
     assert reader.failures == []
-    told = json.loads(two.admin("/processes").text)["deciding"]
-    assert sorted(each["pid"] for each in told) == sorted(pids(two))
+    answer = json.loads(two.admin("/processes").text)["deciding"]
+    assert sorted(each["pid"] for each in answer) == sorted(pids(two))
     assert after["pid"] == before["pid"]
     assert after["restarts"] == 2
     assert not set(pids(two)) & {worker["pid"] for worker in before["workers"]}
@@ -214,16 +214,16 @@ def test_restart_by_signal_over_a_unix_socket(
 
 
 @pytest.mark.parametrize(
-    ("said", "times"), [("asked to restart", 1), ("restarting\n", 1), (" serves\n", 3)]
+    ("expected", "times"), [("asked to restart", 1), ("restarting\n", 1), (" serves\n", 3)]
 )
 def test_signals_while_restarting(
-    start: Start, own_redis: RedisServer, said: str, times: int
+    start: Start, own_redis: RedisServer, expected: str, times: int
 ) -> None:
     """A service that is told to end at any moment of a restart ends, with all its workers."""
     service = start("--store", own_redis.url, "--workers", "2")
     before = pids(service)
     service.signal(signal.SIGUSR2)
-    wait_until(lambda: service.log.count(said) >= times, "that moment of the restart")
+    wait_until(lambda: service.log.count(expected) >= times, "that moment of the restart")
 
     service.signal(signal.SIGHUP)
     service.signal(signal.SIGTERM)
@@ -285,7 +285,7 @@ def test_rules_that_go_bad_in_the_last_moment(
     flags = [*LINGERING, "--strict-rules"] if strict else LINGERING
     service = start("--store", own_redis.url, "--workers", "2", *flags)
     file, good = tmp_path / "rules" / "edge.yaml", RULES % 2
-    said = "workers go on with the rules that they have: "
+    result = "workers go on with the rules that they have: "
 
     service.signal(signal.SIGUSR2)
     wait_until(lambda: "INFO restarting\n" in service.log, "that moment")
@@ -293,7 +293,7 @@ def test_rules_that_go_bad_in_the_last_moment(
         file.write_text(good[:-9])
     else:
         file.unlink()
-    wait_until(lambda: said in service.log, "the next program")
+    wait_until(lambda: result in service.log, "the next program")
 
     with Client(service.address) as client:
         assert ask(client) is Code.OK
@@ -391,18 +391,18 @@ def test_restart_of_nothing() -> None:
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A place with the package, for PYTHONPATH, whose version a test may change."""
-    place = tmp_path / "installed"
+    directory = tmp_path / "installed"
     package = Path(ratelimit_service.__file__).parent
-    shutil.copytree(package, place / "ratelimit_service")
+    shutil.copytree(package, directory / "ratelimit_service")
     for library in package.parent.glob("*__mypyc.*.so"):
-        shutil.copy(library, place)
-    (place / "ratelimit_service-1.dist-info").mkdir()
-    return place
+        shutil.copy(library, directory)
+    (directory / "ratelimit_service-1.dist-info").mkdir()
+    return directory
 
 
-def install(place: Path, version: str) -> None:
+def install(directory: Path, version: str) -> None:
     metadata = f"Metadata-Version: 2.1\nName: ratelimit-service\nVersion: {version}\n"
-    (place / "ratelimit_service-1.dist-info" / "METADATA").write_text(metadata)
+    (directory / "ratelimit_service-1.dist-info" / "METADATA").write_text(metadata)
 
 
 def test_restart_into_another_version(

@@ -15,15 +15,15 @@ from tests.servers.process import PATIENCE_SECONDS
 NEXT = dedent(
     """
     import asyncio, sys
-    from ratelimit_service.runtime.signals import Signals, told_to_end
+    from ratelimit_service.runtime.signals import Signals, end_requested
 
     async def nothing(): ...
 
     async def main():
-        noted, signals = told_to_end(int(sys.argv[1])), Signals(nothing, nothing)
+        noted, signals = end_requested(int(sys.argv[1])), Signals(nothing, nothing)
         for _ in range(5):  # a signal is seen by the loop's second round at the earliest
             await asyncio.sleep(0)
-        print("told to end" if noted or signals.told_to_end else "not told to end")
+        print("told to end" if noted or signals.end_requested else "not told to end")
 
     asyncio.run(main())
     """

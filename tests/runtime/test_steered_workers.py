@@ -23,7 +23,7 @@ BOB, EVE = (Request("edge", (descriptor(text),)) for text in ("user=bob", "unlim
 BAN = {"kind": "ban", "domain": "edge", "descriptor": [["unlimited", "eve"]], "for_seconds": 3600}
 
 
-def told(service: ServiceProcess, path: str) -> Any:
+def json_of(service: ServiceProcess, path: str) -> Any:
     """What the admin listener says."""
     answer = service.admin(path)
     assert answer.status == 200, answer.text
@@ -57,18 +57,18 @@ def test_workers_are_seen_and_steered_as_one(start: Start, own_redis: RedisServe
     Pages that watch see their stream end, can watch again, and hold up neither restart nor end.
     """
     service = start("--store", own_redis.url, "--workers", "2", "--grace", "1h")
-    with clients(service, 2, BOB) as found, watching(service) as stream:
-        for client in found:
+    with clients(service, 2, BOB) as result, watching(service) as stream:
+        for client in result:
             assert ask(client, BOB) is Code.OVER_LIMIT
-        (row,) = told(service, "/counters?order=over")["callers"]
+        (row,) = json_of(service, "/counters?order=over")["callers"]
         assert (row["caller"], row["hits"], row["over"]) == ([["user", "bob"]], 4, 2)
-        (counter,) = told(service, "/inspect?domain=edge&descriptor=user%3Dbob")["counters"]
+        (counter,) = json_of(service, "/inspect?domain=edge&descriptor=user%3Dbob")["counters"]
         assert (counter["count"], counter["remaining"]) == (2, 0)
 
         answer = http(f"http://127.0.0.1:{service.admin_port}/overrides", BAN)
         assert answer.status == 200, answer.text
         wait_until(
-            lambda: [ask(client, EVE) for client in found] == [Code.OVER_LIMIT] * 2,
+            lambda: [ask(client, EVE) for client in result] == [Code.OVER_LIMIT] * 2,
             "the ban in both workers",
         )
 
@@ -77,9 +77,9 @@ def test_workers_are_seen_and_steered_as_one(start: Start, own_redis: RedisServe
         wait_until(lambda: restarted(service), "the restart")
 
     with watching(service) as stream:
-        with clients(service, 2, EVE) as found:
-            assert [ask(client, EVE) for client in found] == [Code.OVER_LIMIT] * 2
-        (override,) = told(service, "/overrides")["overrides"]
+        with clients(service, 2, EVE) as result:
+            assert [ask(client, EVE) for client in result] == [Code.OVER_LIMIT] * 2
+        (override,) = json_of(service, "/overrides")["overrides"]
         assert (override["kind"], override["entries"]) == ("ban", [["unlimited", "eve"]])
         service.signal(signal.SIGTERM)
         stream.read()

@@ -17,7 +17,7 @@ from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import Channel, MessageKind
 from ratelimit_service.runtime.worker import _Worker
 from ratelimit_service.runtime.worker_process import WorkerProcess
-from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.grpc.served_ends import rounds
 from tests.runtime.seen import stand_in
@@ -28,7 +28,7 @@ FILES, RULES = 8, 200
 CHANGES = 24
 
 
-class Told(WorkerProcess):
+class Assembling(WorkerProcess):
     """A worker that puts together what it is told."""
 
     def __init__(self) -> None:
@@ -60,9 +60,13 @@ async def test_changes_reach_early_and_late_workers() -> None:
     """After any number of changes both have the rules of now, and few bytes were sent for each."""
     book = Rulebook()
     workers = Workers(
-        Settings(), 1, Stats(), Health(), book, ConnectionLimiter(), lambda: None, lambda _: None
+        Settings(),
+        1,
+        Totals(Stats(), Health(), book),
+        ConnectionLimiter(),
+        Listeners(),
     )
-    early = Told()
+    early = Assembling()
     early.version = __version__
     stand_in(workers, early)
     files = dict.fromkeys(range(FILES), 1)
@@ -73,9 +77,9 @@ async def test_changes_reach_early_and_late_workers() -> None:
         versions = [_file(number, requests) for number, requests in files.items()]
         built = build(versions, Tallies, strict=True, former=former)
         book.swap(built.domains, frozenset())
-        await workers.tell_rules()
-        late = Told()
-        workers._greet(late, __version__)
+        await workers.send_rules()
+        late = Assembling()
+        workers._welcome(late, __version__)  # its HELLO would need a process
         late.close()
 
         assert early.rules == late.rules == {f"d{name}": of for name, of in files.items()}
@@ -97,23 +101,23 @@ def _file(number: int, requests: int) -> Version:
 
 async def test_many_changes_of_a_worker_are_told_together() -> None:
     """However often a worker's state changes in a moment, it tells of it once."""
-    heard: list[int] = []
+    received: list[int] = []
     ours, its, connections, others = (*socket.socketpair(), *socket.socketpair())
-    supervisor = await Channel.open(ours, lambda kind, _: heard.append(kind), lambda: None)
+    supervisor = await Channel.open(ours, lambda kind, _: received.append(kind), lambda: None)
     worker = _Worker(connections)  # none of its process: what it is told when is the test's
     worker._channel = await Channel.open(its, lambda _kind, _payload: None, lambda: None)
 
     started = elapsed_us()
     for _ in range(500):
-        worker._tell_soon()
+        worker._send_heartbeat_soon()
         await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while worker._telling:
+        while worker._heartbeat_due:
             await asyncio.sleep(0)
     await rounds()
 
-    assert set(heard) == {MessageKind.BEAT}
-    assert len(heard) <= 1 + (elapsed_us() - started) // 10_000
+    assert set(received) == {MessageKind.HEARTBEAT}
+    assert len(received) <= 1 + (elapsed_us() - started) // 10_000
     for each in (supervisor, worker._channel):
         each.close()
     for end in (connections, others):

@@ -143,12 +143,12 @@ def test_tools_say_the_same(asking: Asking) -> None:
     world = World(snapshot, Settings())
     for moment, hold in MOMENTS.items():
         codes = {text: world.decide(request(text), us(moment)).decision.code for text in ASKED}
-        told = {
+        answer = {
             text: str(explain(at_moment(snapshot, us(moment)), "edge", descriptor(text)))
             for text in ASKED
         }
         assert held(codes) == hold, moment
-        assert {text.removesuffix("=x") for text in told if "(as now)" in told[text]} == hold - {
-            "alice"
-        }
-        assert ("it ended" in told["user=alice"]) == ("alice" not in hold)
+        assert {
+            text.removesuffix("=x") for text in answer if "(as now)" in answer[text]
+        } == hold - {"alice"}
+        assert ("it ended" in answer["user=alice"]) == ("alice" not in hold)

@@ -22,7 +22,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess
-from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS, stand_in
 from tests.servers.process import PATIENCE_SECONDS
@@ -34,12 +34,9 @@ def one() -> Workers:
     return Workers(
         Settings(store=REDIS),
         1,
-        Stats(),
-        Health(),
-        Rulebook(),
+        Totals(Stats(), Health(), Rulebook()),
         ConnectionLimiter(),
-        lambda: None,
-        lambda _: None,
+        Listeners(),
     )
 
 
@@ -115,8 +112,7 @@ async def test_nothing_is_said_between_two_images() -> None:
     assert its.recv(1 << 20).endswith(b"before")
     with pytest.raises(BlockingIOError):
         its.recv(1)
-    assert worker._channel is not None
-    worker._channel.close()
+    worker.close()
     await asyncio.sleep(0)
-    for each in (its, connections, taken):
-        each.close()
+    for end in (its, taken):
+        end.close()

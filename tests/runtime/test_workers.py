@@ -79,8 +79,8 @@ def test_connections_are_spread(two: ServiceProcess) -> None:
 
 def test_what_workers_count_adds_up(two: ServiceProcess) -> None:
     """A scrape shows what all workers have counted until then, and so does the next."""
-    with clients(two, 4) as found:
-        codes = [ask(client) for client in found for _ in range(5)]
+    with clients(two, 4) as result:
+        codes = [ask(client) for client in result for _ in range(5)]
 
         assert codes == [Code.OVER_LIMIT] * 20
         for _ in range(2):
@@ -163,26 +163,26 @@ def test_hung_worker(two: ServiceProcess) -> None:
 
 def test_worker_that_is_told_to_end(two: ServiceProcess) -> None:
     """SIGTERM for one worker, whoever sends it, loses no call: another takes its place."""
-    with clients(two, 2) as found:
-        told = pids(two)[0]
+    with clients(two, 2) as result:
+        answer = pids(two)[0]
 
-        os.kill(told, signal.SIGTERM)
+        os.kill(answer, signal.SIGTERM)
 
-        wait_until(lambda: told not in pids(two), "the worker to end")
-        assert [ask(client) for client in found for _ in range(5)] == [Code.OVER_LIMIT] * 10
+        wait_until(lambda: answer not in pids(two), "the worker to end")
+        assert [ask(client) for client in result for _ in range(5)] == [Code.OVER_LIMIT] * 10
     wait_until(lambda: len(pids(two)) == 2, "another worker")
-    assert f"(pid {told}) was told to end" in two.log
+    assert f"(pid {answer}) was told to end" in two.log
 
 
 def test_only_worker_that_is_told_to_end(start: Start, own_redis: RedisServer) -> None:
     """Where there is one worker, connections wait for its successor, and none is dropped."""
     service = start("--store", own_redis.url, "--workers", "1")
-    (told,) = pids(service)
+    (answer,) = pids(service)
     with ThreadPoolExecutor() as pool, clients(service, 1) as (client,):
         own_redis.stop()
         in_flight = pool.submit(ask, client)
         wait_until(own_redis.has_input, "the call to wait for Redis")
-        os.kill(told, signal.SIGTERM)
+        os.kill(answer, signal.SIGTERM)
         wait_until(lambda: "was told to end" in service.log, "it to be seen")
 
         with socket.create_connection(("127.0.0.1", service.grpc_port), 30) as connection:
@@ -190,7 +190,7 @@ def test_only_worker_that_is_told_to_end(start: Start, own_redis: RedisServer) -
 
         own_redis.cont()
         assert in_flight.result() is Code.OK
-    wait_until(lambda: told not in pids(service), "it to end")
+    wait_until(lambda: answer not in pids(service), "it to end")
     assert metric(service, 'ratelimit_worker_ends_total{reason="replaced"}') == 1
 
 
@@ -220,35 +220,35 @@ def sharded(start: Start, own_redis: RedisServer, tmp_path: Path) -> Sharded:
 def test_worker_whose_successor_cannot_start(sharded: Sharded) -> None:
     """A worker that is told to end serves old and new clients until another does, however long."""
     service = sharded.service
-    (told,) = pids(service)
+    (answer,) = pids(service)
     with Client(service.address) as client:
         ask(client)
         sharded.lose_shards()
 
-        os.kill(told, signal.SIGTERM)
+        os.kill(answer, signal.SIGTERM)
 
         wait_until(lambda: sharded.failures() >= 3, "three attempts to start another")
         assert ask(client) is Code.OK
         with Client(service.address) as another:
             assert ask(another) is Code.OVER_LIMIT
         (shown,) = processes(service)["workers"]
-        assert (shown["pid"], shown["state"]) == (told, "leaving")
+        assert (shown["pid"], shown["state"]) == (answer, "leaving")
         sharded.find_shards()
-        wait_until(lambda: told not in pids(service), "the worker to end")
+        wait_until(lambda: answer not in pids(service), "the worker to end")
         assert ask(client) is Code.OVER_LIMIT
     assert metric(service, 'ratelimit_worker_ends_total{reason="replaced"}') == 1
 
 
 def test_worker_that_is_told_to_end_twice(sharded: Sharded) -> None:
     """A second SIGTERM ends a worker without waiting for another."""
-    (told,) = pids(sharded.service)
+    (answer,) = pids(sharded.service)
     sharded.lose_shards()
-    os.kill(told, signal.SIGTERM)
+    os.kill(answer, signal.SIGTERM)
     wait_until(lambda: sharded.failures() >= 1, "an attempt to start another")
 
-    os.kill(told, signal.SIGTERM)
+    os.kill(answer, signal.SIGTERM)
 
-    wait_until(lambda: not runs(told), "the worker to end")
+    wait_until(lambda: not runs(answer), "the worker to end")
     sharded.find_shards()
     wait_until(lambda: sharded.service.get("/healthcheck").text == "OK", "another worker")
 
@@ -266,12 +266,12 @@ def test_supervisor_that_is_killed(start: Start, own_redis: RedisServer) -> None
 
 def test_rules_reach_all_workers(two: ServiceProcess, tmp_path: Path) -> None:
     """Changed rules are read once, by the supervisor, and then hold in every worker."""
-    with clients(two, 2) as found:
+    with clients(two, 2) as result:
         (tmp_path / "rules" / "edge.yaml").write_text(RULES % 5)
 
         wait_until(lambda: "requests_per_unit=5" in two.get("/rlconfig").text, "the new rules")
-        wait_until(lambda: ask(found[0]) is Code.OK, "the first worker to have them")
-        wait_until(lambda: ask(found[1]) is Code.OK, "the second worker to have them")
+        wait_until(lambda: ask(result[0]) is Code.OK, "the first worker to have them")
+        wait_until(lambda: ask(result[1]) is Code.OK, "the second worker to have them")
     assert metric(two, 'ratelimit_rule_loads_total{result="success"}') == 2
 
 
@@ -335,10 +335,10 @@ def test_logs_name_the_worker(start: Start, own_redis: RedisServer) -> None:
 
 def test_garbage_is_collected_in_steps(start: Start, tmp_path: Path) -> None:
     """The supervisor, too, has no collection of all objects: a long page makes very many."""
-    told = tmp_path / "told"
+    answer = tmp_path / "told"
     (tmp_path / "sitecustomize.py").write_text(
         f"import atexit, gc, os\n"
-        f"def tell(): open({str(told)!r}, 'a').write(f'{{os.getpid()}} {{gc.isenabled()}}\\n')\n"
+        f"def tell(): open({str(answer)!r}, 'a').write(f'{{os.getpid()}} {{gc.isenabled()}}\\n')\n"
         "atexit.register(tell)\n"
     )
     service = start("--store", REDIS, "--workers", "2", PYTHONPATH=str(tmp_path))
@@ -346,4 +346,4 @@ def test_garbage_is_collected_in_steps(start: Start, tmp_path: Path) -> None:
     service.signal(signal.SIGTERM)
     service.wait()
 
-    assert f"{service.pid} False" in told.read_text().splitlines()
+    assert f"{service.pid} False" in answer.read_text().splitlines()

@@ -72,6 +72,17 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def running(module: str) -> list[int]:
+    """The processes of ours that run a module of the package."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(os.getpid())}
+    return [pid for pid, line in lines.items() if f"from {module} import" in line.read_text()]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended, though nobody has asked for its exit code."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 _running: set[Process] = set()
 _shared: set[Process] = set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from ratelimit_service.grpc.h2.calls import METHODS
+from ratelimit_service.grpc.calls import METHODS
 from ratelimit_service.grpc.h2.connection import Calls, Connection
 from ratelimit_service.grpc.h2.frames import FrameType
 from ratelimit_service.model import Code, Decision
@@ -37,7 +37,7 @@ class Recorder(asyncio.Protocol):
             if data[at + 3] == FrameType.HEADERS:
                 self._recorded.append(data[at + 9 : stop])
             at = stop
-        for event in self._connection.receive(data).events:
+        for event in self._connection.receive(data):
             if isinstance(event, Calls):
                 for stream_id in event.stream_ids:
                     self._connection.sender.answer(stream_id, _ALLOWED)

@@ -12,7 +12,7 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import Snapshot
-from tests.rules.test_match import domain, met
+from tests.rules.test_match import domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 ONE = "{unit: minute, requests_per_unit: 1}"
@@ -153,8 +153,8 @@ def test_grouped_before_matching(asked: str, rule: str | None) -> None:
     for part in packed([tree]):
         carried.add(part)
 
-    assert met(tree, asked) == rule
-    assert met(carried.domains["edge"], asked) == rule
+    assert matched_rule(tree, asked) == rule
+    assert matched_rule(carried.domains["edge"], asked) == rule
 
 
 def test_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.model import Code, Descriptor, Entry, Hit, Override, OverrideKind, Request
-from ratelimit_service.service import Answer, Refusal
+from ratelimit_service.service import Answer, CallbackBatch, Refusal
 from ratelimit_service.stores import NEVER, Done, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
@@ -89,7 +89,7 @@ async def test_planned_and_charged_in_different_turns(scene: Scene) -> None:
     asking, store = scene
     told: list[Answer] = []
 
-    asking.service.submit([body(256)], told.extend)
+    asking.service.submit(CallbackBatch([body(256)], told.extend))
 
     assert store.charged == []
     await store.turns.until(lambda: bool(told))
@@ -116,7 +116,7 @@ async def test_a_thousand_hits_are_answered_in_a_turn_of_their_own(tmp_path: Pat
     service = asking.served_by(store, asking.settings)
     told: list[Answer] = []
 
-    service.submit([body(256)], told.extend)
+    service.submit(CallbackBatch([body(256)], told.extend))
     await store.turns.until(lambda: bool(store.charged))
 
     assert store.charged == [(1, 1_024)]
@@ -133,7 +133,7 @@ async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> 
     asking.service.steering.add([Override("a", OverrideKind.LIMIT, "edge", taken, T, 50)])
     told: list[Answer] = []
 
-    asking.service.submit([body(200)], told.extend)
+    asking.service.submit(CallbackBatch([body(200)], told.extend))
 
     assert store.charged == []
     await store.turns.until(lambda: bool(told))
@@ -148,7 +148,7 @@ async def test_usual_requests_are_answered_at_once(scene: Scene) -> None:
     asking, store = scene
     told: list[Answer] = []
 
-    asking.service.submit([body(2)] * 40, told.extend)
+    asking.service.submit(CallbackBatch([body(2)] * 40, told.extend))
 
     assert store.charged == [(0, 80)]
     assert len(told) == 40

@@ -22,7 +22,7 @@ from ratelimit_service.limiter import Planner
 from ratelimit_service.model import MINUTE_US, Descriptor, Entry, Request
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
-from ratelimit_service.service import Service
+from ratelimit_service.service import CallbackBatch, Service
 from ratelimit_service.stores.keys import CounterNames
 from tests.examples import up_to
 from tests.service.asking import Asking
@@ -203,7 +203,7 @@ def test_all_tell_the_same(
     for entries, minute in [*asked, *asked, *reversed(asked)]:
         clock[0] = (START + minute) * MINUTE_US
         request = Request("edge", (Descriptor(entries),))
-        service.submit([wire.encode_request(request)], lambda _: None)
+        service.submit(CallbackBatch([wire.encode_request(request)], lambda _: None))
         (plan,) = Planner(asking.settings).plan(request, at_moment(snapshot, clock[0]))
         keys = [hit.key for hit in plan.hits]
         last = remembered.hits.pop() if remembered.hits else ()

@@ -21,7 +21,7 @@ from ratelimit_service.model import (
     OverrideKind,
     Request,
 )
-from ratelimit_service.service import Answer, Service
+from ratelimit_service.service import Answer, CallbackBatch, Service
 from ratelimit_service.stores import Outcomes
 from tests.examples import up_to
 from tests.service.asking import Asking, Away
@@ -101,7 +101,7 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Asking:
 def decided(service: Service, store: Recording, body: bytes) -> tuple[list[Answer], list[object]]:
     store.hits.clear()
     answers: list[Answer] = []
-    service.submit([body], answers.extend)
+    service.submit(CallbackBatch([body], answers.extend))
     return answers, list(store.hits)
 
 
@@ -222,7 +222,9 @@ def test_no_bytes_evade_a_ban(tmp_path: Path, descriptor: bytes) -> None:
 
     def code(other: bool = False) -> Code:
         answers: list[Answer] = []
-        service.submit([odd(descriptor, f"u{next(numbers)}" if other else "")], answers.extend)
+        service.submit(
+            CallbackBatch([odd(descriptor, f"u{next(numbers)}" if other else "")], answers.extend)
+        )
         assert isinstance(answers[0], bytes)
         return wire.decode_decision(answers[0]).code
 

@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service.model import Code, Request
 from ratelimit_service.rules.matchers.automaton import Automaton, CompiledPattern
-from ratelimit_service.service import Answer
+from ratelimit_service.service import Answer, CallbackBatch
 from ratelimit_service.wire import decode_decision, encode_request
 from tests.service.asking import Asking, descriptor
 from tests.service.overriding import LIMIT, override
@@ -65,7 +65,7 @@ class Searched:
 async def asked(asking: Asking, turns: Turns, bodies: Sequence[bytes]) -> list[Answer]:
     """The answers to a batch, when they have come."""
     told: list[Answer] = []
-    asking.service.submit(bodies, told.extend)
+    asking.service.submit(CallbackBatch(list(bodies), told.extend))
     await turns.until(lambda: bool(told))
     return told
 

@@ -24,7 +24,7 @@ from ratelimit_service.model import (
     Request,
     Unit,
 )
-from ratelimit_service.service import Answer
+from ratelimit_service.service import Answer, CallbackBatch
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
@@ -135,7 +135,7 @@ def told(
     service = asking.served_by(store, settings)
     answers: list[Answer] = []
     for request in asked:
-        service.submit([wire.encode_request(request)], answers.extend)
+        service.submit(CallbackBatch([wire.encode_request(request)], answers.extend))
     (domain,) = asking.rules.snapshot.domains.values()
     tallies = [
         (one.path, value, tally.take())
@@ -165,7 +165,7 @@ def compare(
     asked: Sequence[Request],
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("ratelimit_service.service.asked.urandom", lambda count: b"\1" * count)
+        patched.setattr("ratelimit_service.service.planned.urandom", lambda count: b"\1" * count)
         asking = Asking(directory, rules)
         short = told(asking, store(asking), settings, asked)
         the_long_way(patched)
@@ -237,7 +237,7 @@ def test_short_ways_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     for value in ("p", "q", "r", "r", "r", "r", "r", "r"):
         body = wire.encode_request(Request("edge", (Descriptor((Entry("a", value),)),)))
-        asking.service.submit([body], lambda _: None)
+        asking.service.submit(CallbackBatch([body], lambda _: None))
 
     assert dict(taken) == {
         "encode_within": 7,

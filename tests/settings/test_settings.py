@@ -82,7 +82,7 @@ def test_redacted(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "found"),
+    ("environment", "expected"),
     [
         ({}, {}),
         ({"RUNTIME_ROOT": "/data"}, {"rules": "/data/config", "debug": "0.0.0.0:6070"}),
@@ -238,9 +238,9 @@ def test_redacted(url: str, shown: str) -> None:
         ),
     ],
 )
-def test_reference_environment(environment: dict[str, str], found: dict[str, str]) -> None:
+def test_reference_environment(environment: dict[str, str], expected: dict[str, str]) -> None:
     """envoyproxy/ratelimit's names stand for our settings."""
-    assert from_reference(environment) == found
+    assert from_reference(environment) == expected
 
 
 @pytest.mark.parametrize(

@@ -159,12 +159,10 @@ def _random_hits(
             chance.choice(limits),
             chance.choice([0, 1, 1, 1, 2, 3, 7, 400]),
             key=chance.choice(names),
-            mode=mode,
             count_denied=mode is Mode.QUOTA or chance.random() < 0.2,
             refund=refund,
             lease=chance.choice([b"", b"lease--1", b"lease--2", b"lease--3"]),
-            joined=joined,
-        )
+        )._replace(mode=mode, joined=joined)
         hits.append(one)
     return hits
 
@@ -258,7 +256,7 @@ async def test_a_log_of_denied_hits_stays_bounded(
 async def test_quotas_of_several_limits(store: Store, pair: int) -> None:
     """A quota that is over in one limit still counts in its others, wherever these lie."""
     leases = LEASES._replace(requests_per_unit=20)
-    taken = hit(leases, key=f"l{pair}", mode=Mode.QUOTA)
+    taken = hit(leases, key=f"l{pair}")._replace(mode=Mode.QUOTA)
     window = minutely(key=f"w{pair}", limit=11, mode=Mode.QUOTA)._replace(joined=True)
     others = [minutely(key=f"o{number}", limit=1_000, mode=Mode.QUOTA) for number in range(6)]
 

@@ -143,8 +143,8 @@ async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
     """Of what counts although it is denied the store is told all, not only up to the limit."""
     store = store_at(own_redis)
     await started(store)
-    one = algorithms.hit(limit, mode=mode, count_denied=True)
-    one = one._replace(policy=FailurePolicy.LOCAL)
+    one = algorithms.hit(limit, count_denied=True)
+    one = one._replace(mode=mode, policy=FailurePolicy.LOCAL)
     hang(own_redis, store)
     for _ in range(5):
         await charged(store, [[one._replace(addend=1_000)]])

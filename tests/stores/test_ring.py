@@ -14,7 +14,7 @@ import redis
 
 from ratelimit_service import compiled
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.model import Anchor, CounterSpec, FailurePolicy, Hit, Mode
+from ratelimit_service.model import Anchor, CounterForm, CounterSpec, FailurePolicy, Hit, Mode
 from ratelimit_service.net import names
 from ratelimit_service.net.names import Addresses, Names
 from ratelimit_service.observability.health import Health
@@ -290,9 +290,11 @@ async def test_request_that_is_dropped_on_its_way_counts_nowhere(
     "spec",
     [
         CounterSpec(ALGORITHMS["fixed_window"], 5, MINUTE),
-        CounterSpec(ALGORITHMS["fixed_window"], 5, MINUTE, anchor=Anchor.FIRST_HIT),
+        CounterSpec(
+            ALGORITHMS["fixed_window"], 5, MINUTE, form=CounterForm(anchor=Anchor.FIRST_HIT)
+        ),
         CounterSpec(ALGORITHMS["sliding_window"], 5, MINUTE),
-        CounterSpec(ALGORITHMS["sliding_window"], 5, MINUTE, buckets=6),
+        CounterSpec(ALGORITHMS["sliding_window"], 5, MINUTE, form=CounterForm(buckets=6)),
         CounterSpec(ALGORITHMS["sliding_log"], 5, MINUTE),
     ],
     ids=["fixed", "first hit", "two counters", "parts", "log"],

@@ -14,13 +14,13 @@ def test_pages_of_collectors_are_cut(capsys: pytest.CaptureFixture[str]) -> None
     """A collector that answers with a large page has a line of the log, and no more of it."""
     logger = logging.getLogger("a library")
     logger.propagate = False
-    heard = exporter._Heard()
-    logger.addHandler(heard)
+    received = exporter.LogHandler()
+    logger.addHandler(received)
     logger.error("refused: %s", "<p>no\n" * 100_000)
-    logger.removeHandler(heard)
+    logger.removeHandler(received)
 
     (line,) = capsys.readouterr().out.splitlines()
-    said = json.loads(line)
-    assert said["text"].startswith("refused: <p>no <p>no ")
-    assert len(said["text"]) < 1_100
-    assert said["level"] == logging.ERROR
+    result = json.loads(line)
+    assert result["text"].startswith("refused: <p>no <p>no ")
+    assert len(result["text"]) < 1_100
+    assert result["level"] == logging.ERROR

@@ -61,8 +61,8 @@ LONG = SHORT.zfill(32)
 )
 def test_parents(headers: dict[str, str], parent: Parent) -> None:
     """A parent is what the W3C's header says, else what B3's say, else nobody."""
-    told = [(name.encode(), text.encode()) for name, text in headers.items()]
-    assert parent_of(told) == parent
+    answer = [(name.encode(), text.encode()) for name, text in headers.items()]
+    assert parent_of(answer) == parent
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(CALLER_HEADERS)), st.binary(max_size=80))))

@@ -86,10 +86,10 @@ def test_workers_send_spans_and_metrics(
     assert {(span.trace_id, span.parent) for span in spans} == {(TRACE, SPAN)}
     codes = sorted(str(span.attributes["ratelimit.code"]) for span in spans)
     assert codes == ["OK", "OK", "OVER_LIMIT"]
-    place = f"127.0.0.1:{redis_server.port}"
+    address = f"127.0.0.1:{redis_server.port}"
     assert {
         (span.attributes["ratelimit.store"], span.attributes["ratelimit.shard"]) for span in spans
-    } == {("redis", place)}
+    } == {("redis", address)}
     resource = spans[0].resource
     assert resource["service.name"] == "RateLimit"
     assert resource["service.namespace"] == "ns"
@@ -100,11 +100,11 @@ def test_workers_send_spans_and_metrics(
     labels = {"domain": "edge", "rule": "a", "value": ""}
     hits = "ratelimit_rule_hits"
 
-    def told() -> int:
+    def answer() -> int:
         point = collector.metric(hits, **labels)
         return 0 if point is None else int(point.as_double or point.as_int)
 
-    wait_until(lambda: told() == 3, "the hits over OTLP")
+    wait_until(lambda: answer() == 3, "the hits over OTLP")
     began = collector.metric(hits, **labels).start_time_unix_nano
     latency = collector.metric("ratelimit_decision_duration_seconds")
     assert latency.count == sum(latency.bucket_counts) == 3
@@ -117,13 +117,13 @@ def test_workers_send_spans_and_metrics(
     )
     call(service, PARENT)
     assert len(collector.wait_for_spans(4)) == 4
-    wait_until(lambda: told() == 1, "the hits since the restart")
+    wait_until(lambda: answer() == 1, "the hits since the restart")
 
     call(service, PARENT)
     for pid in (service.pid, *descendants(service.pid)):  # as a service manager does it
         os.kill(pid, signal.SIGTERM)
     assert service.wait() == 0
-    assert told() == 2
+    assert answer() == 2
     assert "lost" not in service.log
 
 

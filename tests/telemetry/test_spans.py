@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import Request
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.service import CallOrigin, Headers
@@ -39,11 +40,13 @@ UNSAMPLED: Headers = [(b"b3", f"{TRACE}-{SPAN}-0".encode())]
 class Traced:
     """A service whose spans are kept."""
 
-    def __init__(self, directory: Path, **set_to: object) -> None:
+    def __init__(self, directory: Path, clock: Clock = elapsed_us, **set_to: object) -> None:
         self.asking = Asking(directory, RULES)
         self.sent: list[dict[str, object]] = []
         settings = Settings(rules="", otel_traces=True, **set_to)  # type: ignore[arg-type]
-        self.spans = Spans(settings, lambda told: self.sent.extend(json.loads(told)), lambda _: "s")
+        self.spans = Spans(
+            settings, lambda answer: self.sent.extend(json.loads(answer)), lambda _: "s", clock
+        )
         self.asking.service.telling.tracer = self.spans
 
     async def ask(self, *headers: Headers, body: bytes = BODY) -> list[dict[str, object]]:
@@ -72,9 +75,8 @@ async def test_ratio_is_for_calls_without_a_word(tmp_path: Path) -> None:
 
 async def test_so_many_spans_a_second(tmp_path: Path) -> None:
     """A second has as many spans as the setting says; the next one has room again."""
-    traced = Traced(tmp_path, otel_spans_per_second=3)
     clock = [5_999_999]
-    traced.spans._budget._clock = lambda: clock[0]  # no setting says which clock
+    traced = Traced(tmp_path, lambda: clock[0], otel_spans_per_second=3)
 
     assert len(await traced.ask(*[SAMPLED] * 10)) == 3
     assert not traced.spans.open
@@ -161,7 +163,7 @@ async def otlp(collector: tuple[str, Collector]) -> AsyncIterator[Otlp]:
         otel_resource="service.name=edge-limits",
         otel_spans_per_second=5,
     )
-    otlp = Otlp(settings)
+    otlp = Otlp(settings, lambda: 0)  # all within one second, however slow the machine is
     async with otlp.running():
         yield otlp
 
@@ -189,15 +191,15 @@ async def test_collector_gets_spans_over_both_transports(
                 await call(BODY, timeout=60, metadata=list(headers.items()))
         await ours.stop(0)
     spans.flush()
-    found = await asyncio.to_thread(server.wait_for_spans, 2)
+    result = await asyncio.to_thread(server.wait_for_spans, 2)
 
-    assert [(span.trace_id, span.parent, span.state) for span in found] == [
+    assert [(span.trace_id, span.parent, span.state) for span in result] == [
         (TRACE, SPAN, "x=1")
     ] * 2
-    assert [span.attributes["ratelimit.code"] for span in found] == ["OVER_LIMIT"] * 2
-    assert all(span.name == f"{SERVICE}/{METHOD}" and not span.failed for span in found)
-    assert all(0 <= span.end_ns - span.start_ns < 60 * 10**9 for span in found)
-    assert all(span.resource["service.name"] == "edge-limits" for span in found)
+    assert [span.attributes["ratelimit.code"] for span in result] == ["OVER_LIMIT"] * 2
+    assert all(span.name == f"{SERVICE}/{METHOD}" and not span.failed for span in result)
+    assert all(0 <= span.end_ns - span.start_ns < 60 * 10**9 for span in result)
+    assert all(span.resource["service.name"] == "edge-limits" for span in result)
 
 
 async def test_processes_together_send_no_more(
@@ -205,7 +207,6 @@ async def test_processes_together_send_no_more(
 ) -> None:
     """All processes together send as many spans a second as the setting says."""
     _, server = collector
-    otlp._budget._clock = lambda: 0  # all within one second, however slow the machine is
     span = {
         "trace": "",
         "parent": "",
@@ -220,10 +221,10 @@ async def test_processes_together_send_no_more(
     await asyncio.to_thread(server.wait_for_spans, 5)
     await otlp.stop()
 
-    found = server.spans
-    assert len(found) == 5
-    assert len({each.trace_id for each in found}) == 5
-    assert (found[0].failed, found[0].said, found[0].parent) == (True, "no", "")
+    result = server.spans
+    assert len(result) == 5
+    assert len({each.trace_id for each in result}) == 5
+    assert (result[0].failed, result[0].said, result[0].parent) == (True, "no", "")
 
 
 async def test_collector_away_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:

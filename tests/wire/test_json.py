@@ -107,11 +107,11 @@ def test_json_of_as_many_parts_as_are_read(text: str, values: int) -> None:
 )
 def test_json_of_long_texts(value: str) -> None:
     """A text may have any length and any characters; it is read as protobuf reads it."""
-    found = {"domain": value[:90], "descriptors": [{"entries": [{"key": "a", "value": value}]}]}
+    result = {"domain": value[:90], "descriptors": [{"entries": [{"key": "a", "value": value}]}]}
     whole = RateLimitRequest()
-    ParseDict(found, whole, descriptor_pool=POOL)
+    ParseDict(result, whole, descriptor_pool=POOL)
 
-    assert read(json.dumps(found).encode()) == whole.SerializeToString()
+    assert read(json.dumps(result).encode()) == whole.SerializeToString()
     whole = RateLimitRequest(domain=value)
     assert read(json.dumps({"domain": value}).encode()) == whole.SerializeToString()
 
@@ -221,21 +221,21 @@ def test_any_json(text: str) -> None:
     st.integers(0, 200),
     st.text('{}[]",:1.e-+ \n\tnul', max_size=3),
 )
-def test_json_in_steps_is_the_same(text: str, place: int, other: str) -> None:
+def test_json_in_steps_is_the_same(text: str, index: int, other: str) -> None:
     """In steps a text says what it says in one go, or it is no JSON either way."""
-    place %= len(text) + 1
-    for said in (text, text[:place] + other + text[place:], text[:place] + other):
-        found, whole = (_said(said, in_steps) for in_steps in (True, False))
-        assert found == whole
+    index %= len(text) + 1
+    for result in (text, text[:index] + other + text[index:], text[:index] + other):
+        outcome, whole = (_said(result, in_steps) for in_steps in (True, False))
+        assert outcome == whole
 
 
 def _said(text: str, in_steps: bool) -> str:
     decoder = json.JSONDecoder(object_pairs_hook=list)
     try:
-        found = result_of(read_json(text, decoder)) if in_steps else decoder.decode(text)
+        result = result_of(read_json(text, decoder)) if in_steps else decoder.decode(text)
     except ValueError:
         return "no JSON"
-    return repr(found)  # tells NaN, and 1 from True
+    return repr(result)  # tells NaN, and 1 from True
 
 
 def test_json_in_steps_has_a_depth() -> None:

@@ -6,7 +6,7 @@ What must not live here: how header blocks are read (`headers`).
 from __future__ import annotations
 
 from ratelimit_service.grpc.h2.headers import HeaderReader
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 
 __all__ = ["Callers"]
 

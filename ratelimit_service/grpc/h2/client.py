@@ -15,7 +15,7 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import Scheduler
 from ratelimit_service.grpc.h2.admission import FRESH_US, NEVER_US, too_slow
 from ratelimit_service.grpc.h2.budget import Memory
-from ratelimit_service.grpc.h2.connection import Connection, Methods, Received
+from ratelimit_service.grpc.h2.connection import Connection, Event, Methods
 from ratelimit_service.grpc.h2.frames import ErrorCode
 from ratelimit_service.grpc.h2.limits import BLOCKED_SECONDS, HANDSHAKE_SECONDS
 from ratelimit_service.grpc.h2.presence import Presence
@@ -51,7 +51,7 @@ class Visit(NamedTuple):
 class CallHandler(Protocol):
     """Takes what a connection hears, and answers it."""
 
-    def handle(self, client: Client, received: Received, visit: Visit) -> None:
+    def handle(self, client: Client, events: list[Event], visit: Visit) -> None:
         """Takes what came of one visit, in order."""
 
     def forget(self, client: Client) -> None:
@@ -166,14 +166,14 @@ class Client:
         if oldest_us > FRESH_US and too_slow(oldest_us, self.patience_us):
             most = _LATE_CALLS
         connection.callers.wanted = self._calls.wants_origins
-        received = connection.receive(data, most)
+        events = connection.receive(data, most)
         behind = 0.0
         if channel.more or connection.cut_short:
             behind = self._go_on_behind(now_us, before + len(data) - connection.unhandled)
-        if received.events:
+        if events:
             newest_us = now_us - self._until_us
             visit = Visit(now_us, oldest_us, newest_us, behind, each_us, alone)
-            self._calls.handle(self, received, visit)
+            self._calls.handle(self, events, visit)
 
     def _go_on_behind(self, now_us: int, handled: int) -> float:
         """Reckons since when the rest has come; returns how much that is, in parts of the handled.

@@ -17,8 +17,8 @@ make grow is bounded by `limits`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
+from ratelimit_service.grpc.h2.bodies import Bodies
 from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError, Memory
 from ratelimit_service.grpc.h2.callers import Callers
 from ratelimit_service.grpc.h2.control import Control
@@ -29,7 +29,6 @@ from ratelimit_service.grpc.h2.events import (
     Ended,
     Event,
     Message,
-    Received,
 )
 from ratelimit_service.grpc.h2.frames import PREFACE, ErrorCode
 from ratelimit_service.grpc.h2.headers import HeaderReader
@@ -40,7 +39,7 @@ from ratelimit_service.grpc.h2.receiving import Receiver
 from ratelimit_service.grpc.h2.sending import Sender
 from ratelimit_service.grpc.h2.streams import Methods
 
-__all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods", "Received"]
+__all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods"]
 
 
 class Connection:
@@ -62,8 +61,9 @@ class Connection:
         self.streams = streams = OpenStreams(methods, life, budget, self.output)
         self.sender = sender = Sender(streams, life, budget, self.output)
         self._control = control = Control(sender, streams, headers, life, budget)
+        self._bodies = Bodies(sender, streams, life, budget)
         self._receiver = Receiver(
-            methods, sender, streams, control, headers, self.callers, life, budget
+            methods, sender, streams, control, headers, self.callers, life, budget, self._bodies
         )
         self._data = b""
         self._at = 0
@@ -107,7 +107,7 @@ class Connection:
         """Why the connection was ended, in a word."""
         return self.life.reason
 
-    def receive(self, data: bytes, most: int = sys.maxsize) -> Received:
+    def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Takes bytes from the socket; returns what they mean.
 
         It stops after work that is worth about `most` usual calls. Then it `has_more`, and another
@@ -117,7 +117,7 @@ class Connection:
         if self.life.closing:
             self.cut_short = False
             self.sender.resumable.clear()
-            return Received(events)
+            return events
         at = 0
         if self._data:
             if data:
@@ -143,12 +143,12 @@ class Connection:
             self._keep(data, at, start)
         elif self._data:
             self._data, self._at = b"", 0
-        return Received(events, self._receiver.unusual)
+        return events
 
     def _before(self, data: bytes, at: int, most: int, events: list[Event]) -> tuple[int, int]:
         """What comes before the next frames; returns where these begin, and how much is left."""
         if self.sender.resumable and not self.congested:
-            self._receiver.resume(events)
+            self._bodies.resume(events)
         if self.life.opening is Opening.PREFACE:
             at = self._read_preface(data)
         return at, self.sender.let_through(most)
@@ -175,10 +175,6 @@ class Connection:
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""
         return stream_id in self.streams.open and not self.life.closing
-
-    def awaits(self, stream_ids: Sequence[int], place: int) -> bool:
-        """The same of the stream at that place of these."""
-        return stream_ids[place] in self.streams.open and not self.life.closing
 
     def take_output(self) -> bytes:
         """Takes the bytes to write, which are then forgotten here."""
@@ -229,7 +225,7 @@ class Connection:
         for stream_id in list(streams.begun):
             streams.record(stream_id)  # which knows since when it waits
         if streams.unfinished:
-            self._receiver.end_slow_calls(second)
+            self._bodies.end_slow_calls(second)
         if not life.settled:
             return
         block_since = self._receiver.block_since

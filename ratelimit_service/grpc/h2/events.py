@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ratelimit_service.grpc.h2.head import Head
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 
-__all__ = ["Calls", "Cancelled", "Ended", "Event", "Message", "Received"]
+__all__ = ["Calls", "Cancelled", "Ended", "Event", "Message", "add_calls"]
 
 
 @dataclass(slots=True)
@@ -49,10 +49,20 @@ class Cancelled(NamedTuple):
 Event = Calls | Message | Ended | Cancelled
 
 
-class Received(NamedTuple):
-    """What came of some bytes."""
-
-    events: list[Event]
-    """In their order."""
-    unusual: bool = False
-    """Whether a message is no usual call's."""
+def add_calls(
+    events: list[Event],
+    head: Head,
+    stream_ids: list[int],
+    messages: list[bytes],
+    caller: CallOrigin | None,
+) -> None:
+    """Adds calls with the same headers, together with those just before them if it can be."""
+    last = events[-1] if events else None
+    if isinstance(last, Calls) and last.head is head and (last.origins is None) is (caller is None):
+        last.stream_ids += stream_ids
+        last.messages += messages
+        if last.origins is not None and caller is not None:
+            last.origins += [caller] * len(stream_ids)
+        return
+    origins = None if caller is None else [caller] * len(stream_ids)
+    events.append(Calls(head, stream_ids, messages, origins))

@@ -196,10 +196,10 @@ class FieldReader:
     def _entry(self, index: int) -> tuple[bytes, bytes]:
         if 0 < index <= _STATIC_COUNT:
             return _STATIC[index - 1]
-        place = index - _STATIC_COUNT - 1
-        if not 0 <= place < len(self._entries):
+        index = index - _STATIC_COUNT - 1
+        if not 0 <= index < len(self._entries):
             raise BlockError("an index outside of the tables")
-        return self._entries[place]
+        return self._entries[index]
 
     def _resize(self, size: int, *, first: bool) -> None:
         if size > self._most_table_bytes or not first:

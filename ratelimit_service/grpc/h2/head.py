@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratelimit_service.grpc.h2.fields import WANTED
-from ratelimit_service.service import LEAST_TIMEOUT_US
+from ratelimit_service.model.request import LEAST_TIMEOUT_US
 
 __all__ = ["ENCODINGS", "TIMEOUT", "Head", "interned", "judged", "timeout_us_of"]
 
@@ -66,7 +66,7 @@ _heads: Final[dict[Head, Head]] = {}
 
 def judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:
     """The head that the fields make, checked by RFC 9113, sections 8.2 and 8.3."""
-    found: dict[bytes, bytes] = {}
+    values: dict[bytes, bytes] = {}
     pseudo: set[bytes] = set()
     malformed = ""
     regular = False
@@ -84,18 +84,18 @@ def judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:
             elif name in _CONNECTION or (name == b"te" and value != b"trailers"):
                 malformed = "a header of connections"
         if name in WANTED:
-            found[name] = value
-    if pseudo and (not pseudo >= _REQUIRED or not found[b":path"]):
+            values[name] = value
+    if pseudo and (not pseudo >= _REQUIRED or not values[b":path"]):
         malformed = malformed or "a pseudo-header is missing"
-    length = found.get(b"content-length")
-    method, content_type = found.get(b":method", b""), found.get(b"content-type", b"")
-    encoding = found.get(b"grpc-encoding", b"")
+    length = values.get(b"content-length")
+    method, content_type = values.get(b":method", b""), values.get(b"content-type", b"")
+    encoding = values.get(b"grpc-encoding", b"")
     return Head(
-        found.get(b":path", b""),
+        values.get(b":path", b""),
         method,
         content_type,
         int(length) if length and length.isdigit() and len(length) < 12 else None,
-        timeout_us_of(found.get(TIMEOUT, b"")),
+        timeout_us_of(values.get(TIMEOUT, b"")),
         encoding,
         trailers=not pseudo,
         malformed=malformed,
@@ -127,5 +127,5 @@ def timeout_us_of(text: bytes) -> int | None:
     us = int(number) * unit if unit else int(number) // 1_000
     if us <= LEAST_TIMEOUT_US:
         return None
-    places = max(0, us.bit_length() - _TIMEOUT_BITS) if unit <= 1 else 0
-    return us >> places << places
+    low_bits = max(0, us.bit_length() - _TIMEOUT_BITS) if unit <= 1 else 0
+    return us >> low_bits << low_bits

@@ -13,8 +13,8 @@ from typing import ClassVar, Final
 
 from ratelimit_service.grpc.h2.fields import WANTED, BlockError, Field, FieldReader
 from ratelimit_service.grpc.h2.head import Head, interned, judged
-from ratelimit_service.grpc.h2.likeness import MAX_LEARNT_BYTES, Likeness, value_in
-from ratelimit_service.service import CALLER_HEADERS, Headers
+from ratelimit_service.grpc.h2.header_template import MAX_LEARNT_BYTES, HeaderTemplate, value_in
+from ratelimit_service.model.call_origin import CALLER_HEADERS, Headers
 
 __all__ = ["HeaderReader", "literal"]
 
@@ -34,7 +34,7 @@ class HeaderReader:
         self._tableless = False
         self._independent = False
         """Whether the client uses no table any more, so that no block depends on another."""
-        self._likeness = Likeness()
+        self._template = HeaderTemplate()
         self._heads = HeaderReader.remembered
         self.cost_us = 0
         """What the last block that was read has cost."""
@@ -54,7 +54,7 @@ class HeaderReader:
     def recall(self, block: bytes) -> Head | None:
         """The head of a block if it, or one that differs in nothing that matters, is known."""
         if self._independent:
-            return self._heads.get(block) or self._likeness.head_of(block)
+            return self._heads.get(block) or self._template.head_of(block)
         return None
 
     def read(self, block: bytes) -> Head:
@@ -88,17 +88,17 @@ class HeaderReader:
         """
         if block in self._nameless:
             return ()
-        likeness = self._likeness
+        template = self._template
         try:
-            values = likeness.values_of(block)
-            if values is None or likeness.told is None:
-                found = self._caller_headers(block)
+            values = template.values_of(block)
+            if values is None or template.caller_fields is None:
+                headers = self._caller_headers(block)
                 if values is not None:
-                    likeness.told = _places(found, likeness.names)
-                return found
+                    template.caller_fields = _places(headers, template.names)
+                return headers
             return [
                 (name, value if at < 0 else value_in(values[at]))
-                for name, value, at in likeness.told
+                for name, value, at in template.caller_fields
             ]
         except BlockError:
             return ()
@@ -117,12 +117,12 @@ class HeaderReader:
             self._callers = FieldReader(CALLER_HEADERS)
             self._callers.table_bytes = 0
             self._callers.seal()
-        found = _of_caller(self._callers.read(block))
-        if not found and len(block) <= MAX_LEARNT_BYTES:
+        headers = _of_caller(self._callers.read(block))
+        if not headers and len(block) <= MAX_LEARNT_BYTES:
             if len(self._nameless) >= _MAX_NAMELESS:
                 self._nameless.clear()
             self._nameless.add(block)
-        return found
+        return headers
 
     def _read(self, block: bytes) -> Head:
         return self._head_of(block, self._fields.read(block))
@@ -139,8 +139,8 @@ class HeaderReader:
         head = interned(judged((field.name, field.value) for field in fields))
         if not independent:
             return head
-        head = self._likeness.learn(block, fields, head)
-        if len(block) <= MAX_LEARNT_BYTES and not self._likeness.head_of(block):
+        head = self._template.learn(block, fields, head)
+        if len(block) <= MAX_LEARNT_BYTES and not self._template.head_of(block):
             if len(self.remembered) >= _MAX_REMEMBERED:
                 self.remembered.clear()
             self.remembered[block] = head

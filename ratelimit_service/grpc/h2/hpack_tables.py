@@ -113,11 +113,11 @@ END_OF_TEXT: Final = 256
 
 def codes() -> list[int]:
     """The codes themselves. Their lengths give them: they count upwards, shorter ones first."""
-    found = [0] * len(CODE_BITS)
+    codes = [0] * len(CODE_BITS)
     code = bits = 0
     for symbol in sorted(range(len(CODE_BITS)), key=CODE_BITS.__getitem__):
         code <<= CODE_BITS[symbol] - bits
         bits = CODE_BITS[symbol]
-        found[symbol] = code
+        codes[symbol] = code
         code += 1
-    return found
+    return codes

@@ -18,7 +18,7 @@ from ratelimit_service.grpc.h2.head import Head
 from ratelimit_service.grpc.h2.life import Leaving, Life, Opening
 from ratelimit_service.grpc.h2.limits import STREAM_BYTES
 from ratelimit_service.grpc.h2.streams import Methods, Stream
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 
 __all__ = ["OpenStreams"]
 
@@ -121,21 +121,21 @@ class OpenStreams:
         stream = self.record(stream_id)
         if stream is not None:
             cost_us += stream.cost_us
-            self.close(stream_id, stream, told=True)
+            self.close(stream_id, stream, reset_known=True)
             self.withdrawn.append(stream_id)
         self._budget.spend(cost_us, "resets")
 
-    def close(self, stream_id: int, stream: Stream, *, told: bool = False) -> None:
+    def close(self, stream_id: int, stream: Stream, *, reset_known: bool = False) -> None:
         """Forgets a stream that was answered or given up.
 
-        A client that may still send on it is told to stop, unless it was `told`.
+        A client that may still send on it is told to stop, unless `reset_known`.
         """
         del self.open[stream_id]
         self.unfinished.pop(stream_id, None)
         self.blocked.pop(stream_id, None)
         self.shut.pop(stream_id, None)
         self._budget.hold(-stream.held)
-        if not (stream.ended or told):
+        if not (stream.ended or reset_known):
             # It was answered before the client had sent all, so it may stop (RFC 9113, 8.1).
             self._output.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
         if stream.ended:

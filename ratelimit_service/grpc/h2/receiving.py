@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.grpc.h2 import frames, runs
+from ratelimit_service.grpc.h2.bodies import Bodies
 from ratelimit_service.grpc.h2.budget import Budget, ConnectionFaultError, expect
 from ratelimit_service.grpc.h2.callers import Callers
 from ratelimit_service.grpc.h2.control import Control
@@ -17,17 +17,13 @@ from ratelimit_service.grpc.h2.costs import (
     DESCRIPTORS_BYTES,
     FRAME_US,
     HEADERS_US,
-    PART_US,
     PIECE_US,
-    REFLECT_US,
     RESET_US,
     RUN_FRAME_US,
-    SMALL_PART_BYTES,
-    UNPACK_US,
     USUAL_BYTES,
 )
-from ratelimit_service.grpc.h2.events import Calls, Cancelled, Ended, Event, Message
-from ratelimit_service.grpc.h2.fields import MAX_LIST_BYTES, BlockError
+from ratelimit_service.grpc.h2.events import Calls, Cancelled, Event, add_calls
+from ratelimit_service.grpc.h2.fields import BlockError
 from ratelimit_service.grpc.h2.frames import (
     ACK,
     END_HEADERS,
@@ -46,36 +42,23 @@ from ratelimit_service.grpc.h2.frames import (
     split_head,
 )
 from ratelimit_service.grpc.h2.head import Head
-from ratelimit_service.grpc.h2.headers import HeaderReader, literal
+from ratelimit_service.grpc.h2.headers import HeaderReader
 from ratelimit_service.grpc.h2.life import Life
 from ratelimit_service.grpc.h2.limits import (
-    BODY_SECONDS,
     CONNECTION_WINDOW,
-    IDLE_STREAM_SECONDS,
     MAX_BLOCK_BYTES,
     MAX_CONTINUATIONS,
-    MAX_MESSAGE_BYTES,
     MAX_STREAMS,
-    STREAM_BYTES,
-    STREAM_WINDOW,
 )
 from ratelimit_service.grpc.h2.messages import (
-    PACKED,
     PREFIX_BYTES,
-    first_message,
-    only_message,
 )
 from ratelimit_service.grpc.h2.open_streams import OpenStreams
-from ratelimit_service.grpc.h2.sending import OK_HEADERS, Sender
-from ratelimit_service.grpc.h2.streams import Methods, Readable, Stream
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.grpc.h2.sending import Sender
+from ratelimit_service.grpc.h2.streams import Methods, Stream
+from ratelimit_service.model.call_origin import CallOrigin
 
 __all__ = ["Receiver"]
-
-_ENDED_AT_ONCE: Final = 100
-"""So many calls that have taken too long are ended at once; the next ones a second later."""
-
-_WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
 
 _MESSAGE_FOLLOWS: Final = bytes((FrameType.DATA, END_STREAM))
 """Type and flags of the frame behind HEADERS, where a call comes whole."""
@@ -105,6 +88,7 @@ class Receiver:
         callers: Callers,
         life: Life,
         budget: Budget,
+        bodies: Bodies,
     ) -> None:
         self._methods = methods
         self._sender = sender
@@ -115,12 +99,11 @@ class Receiver:
         self._callers = callers
         self._life = life
         self._budget = budget
+        self._bodies = bodies
         self._usual_block = b""
         self._usual_head: Head | None = None
         """The latest header block of a usual call, and its head: a client's calls have the same
         headers nearly always, and comparing a block takes less time than looking it up."""
-        self.unusual = False
-        """Whether the last walk has brought a message that is no usual call's."""
         self._block: _Block | None = None
         self._consumed = 0
         """Bytes of DATA for which the connection's window was not opened again yet."""
@@ -133,7 +116,6 @@ class Receiver:
         """
         life, budget = self._life, self._budget
         end, left_us = len(data), most * PIECE_US
-        self.unusual = False
         while end - at >= FRAME_HEAD_BYTES:
             # The type lets mypyc keep the tuple out of the heap.
             numbers: tuple[int, int, int, int] = split_head(data, at)
@@ -192,7 +174,7 @@ class Receiver:
                 streams.hand_on(stream_ids)
                 self._consume(sum(map(len, messages)) + count * PREFIX_BYTES)
                 if events or caller is not None:
-                    _add(events, head, stream_ids, messages, caller)
+                    add_calls(events, head, stream_ids, messages, caller)
                 else:
                     events.append(Calls(head, stream_ids, messages))
                 return end, count * PIECE_US
@@ -255,21 +237,8 @@ class Receiver:
         del streams.begun[stream_id]
         streams.open[stream_id] = None
         self._consume(length)
-        self._hand_on(head, stream_id, payload[PREFIX_BYTES:], caller, events)
+        add_calls(events, head, [stream_id], [payload[PREFIX_BYTES:]], caller)
         return True
-
-    def _hand_on(
-        self,
-        head: Head,
-        stream_id: int,
-        message: bytes,
-        caller: CallOrigin | None,
-        events: list[Event],
-    ) -> None:
-        """Hands on a complete unary call."""
-        if len(message) > USUAL_BYTES:
-            self.unusual = True
-        _add(events, head, [stream_id], [message], caller)
 
     def _take(
         self, kind_and_flags: int, stream_id: int, payload: bytes, events: list[Event]
@@ -374,30 +343,7 @@ class Receiver:
         else:
             stream = Stream(head, self._methods)
             stream.cost_us, stream.caller = cost_us, caller
-            self._begin(stream_id, stream, flags, head, events)
-
-    def _begin(
-        self, stream_id: int, stream: Stream, flags: int, head: Head, events: list[Event]
-    ) -> None:
-        """Opens a stream for a new call."""
-        stream.since = self._life.second
-        stream.ended = flags & END_STREAM != 0
-        self._streams.open[stream_id] = stream
-        self._streams.keep(stream, STREAM_BYTES)
-        if not stream.ended:
-            self._streams.unfinished[stream_id] = stream
-        if head.oversized:
-            stream.readable = Readable.ENOUGH
-            self._budget.spend(stream.cost_us, "headers")
-            text = f"the call has more headers than the {MAX_LIST_BYTES} bytes that are announced"
-            self._sender.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
-        elif self._budget.holds_too_much:
-            self._refuse_for_memory(stream_id, stream)
-        elif stream.ended:
-            self._end(stream_id, stream, events)
-        elif stream.readable is Readable.UNKNOWN:
-            # At once: a streaming client may say nothing more before it has an answer.
-            self._refuse(stream_id, stream)
+            self._bodies.begin(stream_id, stream, flags, head, events)
 
     def _trailers(
         self, stream_id: int, stream: Stream, head: Head, flags: int, events: list[Event]
@@ -408,7 +354,7 @@ class Receiver:
         elif not flags & END_STREAM or not head.trailers or head.malformed:
             self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:
-            self._end(stream_id, stream, events)
+            self._bodies.end(stream_id, stream, events)
 
     # Bodies
 
@@ -424,26 +370,7 @@ class Receiver:
         if stream.ended:
             self._streams.reset(stream_id, ErrorCode.STREAM_CLOSED)
             return
-        stream.receive_window -= size
-        if stream.receive_window < 0:
-            self._streams.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-            return
-        if not flags & END_STREAM:
-            if not payload:
-                self._budget.spend(FRAME_US, "frames")
-            elif len(payload) < SMALL_PART_BYTES:
-                self._budget.spend(PART_US, "parts")
-        stream.received += len(payload)
-        if stream.readable is Readable.YES:
-            stream.body += payload
-            self._streams.keep(stream, len(payload))
-            if self._budget.holds_too_much and not flags & END_STREAM:
-                self._refuse_for_memory(stream_id, stream)
-                return
-        if flags & END_STREAM:
-            self._end(stream_id, stream, events)
-        else:
-            self._more(stream_id, stream, events)
+        self._bodies.take(stream_id, stream, payload, size, flags, events)
 
     def _not_open(self, stream_id: int) -> None:
         """Takes DATA on a stream that is not open: it never was, we gave it up, or it is over."""
@@ -459,124 +386,7 @@ class Receiver:
             self._output.append(frames.window_update(0, self._consumed))
             self._consumed = 0
 
-    def _more(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
-        """Takes a part of a body of which more is to come."""
-        if stream.readable is Readable.ENOUGH:
-            return
-        if stream.readable is not Readable.YES:
-            if stream.receive_window < STREAM_WINDOW // 2:
-                self._refuse(stream_id, stream)
-        elif stream.streaming:
-            self._next_message(stream_id, stream, events)
-        elif len(stream.body) > MAX_MESSAGE_BYTES + PREFIX_BYTES:
-            # Too much already: it is handed on to be refused and counted, and the rest is not read.
-            message = bytes(stream.body[PREFIX_BYTES:])
-            stream.readable = Readable.ENOUGH
-            self._let_go(stream)
-            self._hand_on(stream.head, stream_id, message, stream.caller, events)
-        else:
-            self._open_window(stream_id, stream)
-
-    def _end(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
-        """Hands on a unary call, or the end of a stream's messages: the client has sent all."""
-        stream.ended = True
-        self._streams.unfinished.pop(stream_id, None)
-        length = stream.head.content_length
-        if length is not None and length != stream.received:
-            self._streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
-            return
-        if stream.readable is not Readable.YES:
-            if stream.readable is not Readable.ENOUGH:
-                self._refuse(stream_id, stream)
-            return
-        if stream.streaming:
-            self._next_message(stream_id, stream, events)
-            return
-        if stream.body[:1] == PACKED:
-            self._budget.worked_us += UNPACK_US
-        try:
-            message = only_message(stream.body, stream.head.encoding)
-        except BadRequestError as error:
-            self._sender.finish(stream_id, error.code, str(error))
-            return
-        self._let_go(stream)
-        self._hand_on(stream.head, stream_id, message, stream.caller, events)
-
-    def _let_go(self, stream: Stream) -> None:
-        """Forgets a body that is handed on."""
-        self._streams.keep(stream, -len(stream.body))
-        stream.body = bytearray()
-
-    def _next_message(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
-        """Hands on a streaming call's next message, or its end.
-
-        It waits until the last message's answer is on its way, so that no client can cause more
-        answers than it takes. Meanwhile the stream's window bounds what the client may send.
-        """
-        if stream.asking or stream.waiting:
-            return
-        before = len(stream.body)
-        try:
-            message = first_message(stream.body, stream.head.encoding)
-        except BadRequestError as error:
-            stream.readable = Readable.ENOUGH
-            self._sender.finish(stream_id, error.code, str(error))
-            return
-        self._streams.keep(stream, len(stream.body) - before)
-        if message is None:
-            if stream.ended:
-                events.append(Ended(stream_id))
-                return
-        else:
-            stream.since = self._life.second
-            stream.asking = True
-            self._budget.worked_us += REFLECT_US
-            events.append(Message(stream_id, stream.head.path, message))
-        self._open_window(stream_id, stream)
-
-    def _open_window(self, stream_id: int, stream: Stream) -> None:
-        """Opens a stream's window again for what is not kept: messages handed on, and padding."""
-        room = stream.receive_window + len(stream.body)
-        if room < STREAM_WINDOW // 2 and not stream.ended:
-            stream.receive_window += STREAM_WINDOW - room
-            self._output.append(frames.window_update(stream_id, STREAM_WINDOW - room))
-
-    def resume(self, events: list[Event]) -> None:
-        """Goes on with a streaming call whose last message is answered."""
-        stream_id = self._sender.resumable.popleft()
-        stream = self._streams.open.get(stream_id)
-        if stream is not None and stream.readable is Readable.YES:
-            self._next_message(stream_id, stream, events)
-
     # Ends
-
-    def _refuse(self, stream_id: int, stream: Stream) -> None:
-        """Answers a request that is not a gRPC call that we can read."""
-        self._budget.spend(stream.cost_us, "headers")
-        if stream.readable is Readable.NO_GRPC:
-            stream.readable = Readable.ENOUGH
-            block = literal(b":status", b"415") + literal(b"content-type", b"text/plain")
-            stream.answered = True
-            self._sender.header_block(0, stream_id, block)
-            self._sender.queue(stream_id, stream, FrameType.DATA, _WRONG_TYPE, last=True)
-        elif stream.readable is Readable.UNKNOWN:
-            stream.readable = Readable.ENOUGH
-            text = f"unknown method {stream.head.path.decode('latin-1')}"
-            self._sender.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
-        else:
-            block = literal(b"grpc-accept-encoding", b"identity,gzip")
-            stream.answered = True
-            self._sender.header_block(0, stream_id, OK_HEADERS + block)
-            encoding = stream.head.encoding.decode("latin-1")
-            text = f"grpc-encoding {encoding} is not supported"
-            self._sender.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
-
-    def _refuse_for_memory(self, stream_id: int, stream: Stream) -> None:
-        stream.readable = Readable.ENOUGH
-        self._let_go(stream)
-        self._budget.spend(RESET_US + stream.cost_us, "memory")
-        text = "too much of this connection's calls waits to be finished"
-        self._sender.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
 
     def _rst_stream(self, stream_id: int, payload: bytes, events: list[Event]) -> None:
         """Takes a reset. Callers that have waited in vain take back many calls at once."""
@@ -606,40 +416,6 @@ class Receiver:
         stream.ended = True
         self._streams.close(stream_id, stream)
         return stream.cost_us
-
-    def end_slow_calls(self, second: int) -> None:
-        """Ends calls that take too long, but so many at once that it takes little time."""
-        ended = 0
-        for stream_id, stream in list(self._streams.unfinished.items()):
-            most = IDLE_STREAM_SECONDS if stream.streaming else BODY_SECONDS
-            refused = stream.readable is Readable.ENOUGH
-            if second - stream.since > most and not (stream.asking or refused):
-                ended += 1
-                if ended > _ENDED_AT_ONCE:
-                    break
-                stream.readable = Readable.ENOUGH
-                text = f"the client has sent nothing whole for {most} s"
-                self._sender.finish(stream_id, StatusCode.DEADLINE_EXCEEDED, text)
-                self._streams.withdrawn.append(stream_id)
-
-
-def _add(
-    events: list[Event],
-    head: Head,
-    stream_ids: list[int],
-    messages: list[bytes],
-    caller: CallOrigin | None,
-) -> None:
-    """Adds calls with the same headers, together with those just before them if it can be."""
-    last = events[-1] if events else None
-    if isinstance(last, Calls) and last.head is head and (last.origins is None) is (caller is None):
-        last.stream_ids += stream_ids
-        last.messages += messages
-        if last.origins is not None and caller is not None:
-            last.origins += [caller] * len(stream_ids)
-        return
-    origins = None if caller is None else [caller] * len(stream_ids)
-    events.append(Calls(head, stream_ids, messages, origins))
 
 
 def _unpadded(payload: bytes) -> bytes:

@@ -59,8 +59,8 @@ def usual_calls(
     messages: list[bytes] = []
     while at + size <= end and len(streams) < most:
         # The type lets the compiler unpack the tuple without generic objects.
-        found: tuple[bytes, int, bytes, int, int, int, int, int] = unpack(data, at)
-        head, stream, its_block, length, kind_and_flags, its_stream, packed, bytes_ = found
+        fields: tuple[bytes, int, bytes, int, int, int, int, int] = unpack(data, at)
+        head, stream, its_block, length, kind_and_flags, its_stream, packed, bytes_ = fields
         begin = at + size
         after = begin + bytes_
         if (
@@ -110,8 +110,8 @@ def varied_calls(
             or not stream & 1
         ):
             break
-        found: tuple[int, int, int, int, int, int] = _MESSAGE_HEAD.unpack_from(data, stop)
-        its_high, its_length, its_kind_and_flags, its_stream, packed, size = found
+        fields: tuple[int, int, int, int, int, int] = _MESSAGE_HEAD.unpack_from(data, stop)
+        its_high, its_length, its_kind_and_flags, its_stream, packed, size = fields
         begins, after = stop + _MESSAGE_HEAD.size, stop + _MESSAGE_HEAD.size + size
         if (
             its_kind_and_flags != END_STREAM
@@ -146,8 +146,8 @@ def refusals(streams: Sequence[int]) -> bytes:
     if len(streams) < _FEW:
         return b"".join([_refusal(_REFUSAL_HEAD, stream, _REFUSAL_END) for stream in streams])
     made, numbers = bytearray(_REFUSAL * len(streams)), _four_bytes_each(streams)
-    for place in range(4):
-        made[STREAM_AT + place :: len(_REFUSAL)] = numbers[place::4]
+    for index in range(4):
+        made[STREAM_AT + index :: len(_REFUSAL)] = numbers[index::4]
     return bytes(made)
 
 

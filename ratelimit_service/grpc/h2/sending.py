@@ -29,7 +29,7 @@ from ratelimit_service.grpc.h2.limits import MAX_TEXT_BYTES
 from ratelimit_service.grpc.h2.messages import PREFIX_BYTES
 from ratelimit_service.grpc.h2.open_streams import OpenStreams
 from ratelimit_service.grpc.h2.streams import Stream
-from ratelimit_service.service import Answer
+from ratelimit_service.model.refusal import Answer
 
 __all__ = ["OK_HEADERS", "Sender"]
 
@@ -107,7 +107,7 @@ class Sender:
             self.send(stream_id, message)
             self.finish(stream_id)
 
-    def answer_whole(self, stream_ids: list[int], answers: list[Answer], place: int = 0) -> int:
+    def answer_whole(self, stream_ids: list[int], answers: list[Answer], start: int = 0) -> int:
         """Answers whole calls without a record, each in one go, as long as windows allow.
 
         `answers[place]` is the answer to the first one. Returns how many were answered. The next
@@ -121,7 +121,7 @@ class Sender:
         written: list[bytes] = []
         try:
             for stream_id in stream_ids:
-                message = answers[place + len(written)]
+                message = answers[start + len(written)]
                 if not isinstance(message, bytes) or streams.get(stream_id, self) is not None:
                     break
                 length = len(message)
@@ -169,7 +169,7 @@ class Sender:
                 continue
             stream = streams.record(stream_id)
             if stream is not None:
-                streams.close(stream_id, stream, told=True)
+                streams.close(stream_id, stream, reset_known=True)
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Sends one message of an answer; the answer stays open."""
@@ -189,9 +189,9 @@ class Sender:
             return
         block = literal(b"grpc-status", b"%d" % code)
         if text:
-            said = text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+            shortened = text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
             block += literal(
-                b"grpc-message", quote(said, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`{|}~").encode()
+                b"grpc-message", quote(shortened, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`{|}~").encode()
             )
         if not stream.answered:
             block = OK_HEADERS + block

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from ratelimit_service.grpc.h2.frames import FrameType
 from ratelimit_service.grpc.h2.head import ENCODINGS, Head
 from ratelimit_service.grpc.h2.limits import STREAM_WINDOW
-from ratelimit_service.service import CallOrigin
+from ratelimit_service.model.call_origin import CallOrigin
 
 __all__ = ["Methods", "Readable", "Stream"]
 

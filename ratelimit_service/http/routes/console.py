@@ -54,12 +54,12 @@ def routes(operating: Operating) -> Iterator[Route]:
 
     async def status(_: AdminRequest) -> object:
         snapshot = operating.snapshot()
-        problems = [each for each in operating.problems() if not each.hint]
-        rules_of = chain.from_iterable(each.rules for each in snapshot.domains.values())
+        problems = [problem for problem in operating.problems() if not problem.hint]
+        rules_of = chain.from_iterable(domain.rules for domain in snapshot.domains.values())
         rules = {
             "domains": len(snapshot.domains),
             "rules": len([True async for _ in slowly(rules_of)]),
-            "problems": [str(each) for each in problems[:_MOST_PROBLEMS]],
+            "problems": [str(problem) for problem in problems[:_MOST_PROBLEMS]],
             "unserved": sorted(snapshot.unserved),
         }
         return {**await feed.moment(), "rules": rules}  # not what each rule counted
@@ -77,12 +77,14 @@ def routes(operating: Operating) -> Iterator[Route]:
     )
 
 
-async def _watch(operating: Operating, feed: Feed, asked: AdminRequest) -> web.StreamResponse:
+async def _watch(
+    operating: Operating, feed: Feed, admin_request: AdminRequest
+) -> web.StreamResponse:
     """Sends events for as long as who watches may ask, reads, and the port is open.
 
     A stream that is old ends as well.
     """
-    request = asked.http
+    request = admin_request.http
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     response = web.StreamResponse(headers=headers)
     message = feed.join()
@@ -91,7 +93,7 @@ async def _watch(operating: Operating, feed: Feed, asked: AdminRequest) -> web.S
     until = now() + _STREAM_SECONDS
     try:
         await response.prepare(request)
-        while now() < until and asked.may_still_ask():
+        while now() < until and admin_request.may_still_ask():
             async with asyncio.timeout(WRITE_SECONDS):
                 await response.write(message)
             following = asyncio.ensure_future(feed.following())
@@ -128,7 +130,7 @@ async def _tree(operating: Operating) -> Written:
             if not remaining:
                 break
             remaining -= 1
-            told = {
+            fields = {
                 "rule": rule.path,
                 "way": [[node.key, node.value] for node in way],
                 "source": str(rule.source),
@@ -137,12 +139,12 @@ async def _tree(operating: Operating) -> Written:
                 "quota": rule.quota_mode,
                 "queue": rule.enqueue,
             }
-            parts.append(comma + json.dumps(told))
+            parts.append(comma + json.dumps(fields))
             comma = ","
         parts.append("]}")
     problems = [
-        {"text": str(each), "hint": each.hint, "tolerated": each.tolerated}
-        for each in operating.problems()[:_MOST_PROBLEMS]
+        {"text": str(problem), "hint": problem.hint, "tolerated": problem.tolerated}
+        for problem in operating.problems()[:_MOST_PROBLEMS]
     ]
     rest = {"unserved": sorted(snapshot.unserved), "problems": problems, "more": not remaining}
     return Written(f'{{"domains":[{"".join(parts)}],{json.dumps(rest)[1:]}')
@@ -156,13 +158,13 @@ def _explained(operating: Operating, query: Mapping[str, str]) -> object:
         descriptor = read_descriptor(text)
     except DescriptorTextError as error:
         raise QuestionError(str(error)) from error
-    found = explain(at_moment(operating.snapshot(), now_us()), domain, descriptor)
-    rule = found.rule
+    explanation = explain(at_moment(operating.snapshot(), now_us()), domain, descriptor)
+    rule = explanation.rule
     return {
         "rule": rule.path if rule is not None else None,
         "source": str(rule.source) if rule is not None else None,
         "limits": [limit_text(limit) for limit in rule.limits] if rule is not None else [],
-        "why": found.why,
+        "why": explanation.why,
         "steps": [
             {
                 "entry": list(step.entry),
@@ -170,10 +172,10 @@ def _explained(operating: Operating, query: Mapping[str, str]) -> object:
                 "taken": step.taken,
                 "source": step.source,
                 "passed_over": [
-                    {"node": each.node, "source": each.source, "why": each.why}
-                    for each in step.passed_over
+                    {"node": node.node, "source": node.source, "why": node.why}
+                    for node in step.passed_over
                 ],
             }
-            for step in found.steps
+            for step in explanation.steps
         ],
     }

@@ -34,10 +34,10 @@ def routes(operating: Operating) -> Iterator[Route]:
         order = _chosen(query, "order", tuple(CallerOrder))
         window = _chosen(query, "window", tuple(WINDOWS))
         only = {"domain": query.get("domain", ""), "rule": query.get("rule", "")}
-        told = await callers(operating, order, window, _number(query), only)
-        if not told["callers"] and (note := await _misspelt(operating, **only)):
-            told["note"] = note
-        return told
+        answer = await callers(operating, order, window, _number(query), only)
+        if not answer["callers"] and (note := await _misspelt(operating, **only)):
+            answer["note"] = note
+        return answer
 
     async def inspect(request: AdminRequest) -> object:
         query = request.query
@@ -68,19 +68,19 @@ async def callers(
     `only` names the `domain` and the `rule` that are asked about, "" for all.
     """
     about = {"window": window, **only}
-    found, processes = Stretch(), list[str]()
+    stretch, processes = Stretch(), list[str]()
     for answer in await operating.ask_all("callers", about):
-        await _hear(answer, found, processes)
+        await _add(answer, stretch, processes)
     here = len(processes)
     others = await operating.ask("callers", {**about, "known": list(processes)})
-    await _hear(others, found, processes)
+    await _add(others, stretch, processes)
     return {
         "window": window,
         "order": order,
         "here": here,
         "elsewhere": len(processes) - here,
-        "left_out": found.left_out,
-        "callers": rows_of(found, CallerOrder(order), most),
+        "left_out": stretch.left_out,
+        "callers": rows_of(stretch, CallerOrder(order), most),
     }
 
 
@@ -91,24 +91,24 @@ async def _misspelt(operating: Operating, domain: str, rule: str) -> str:
         return no_domain(domain, domains)
     if not rule:
         return ""
-    asked = [domains[domain]] if domain else list(domains.values())
+    searched = [domains[domain]] if domain else list(domains.values())
     known: dict[str, None] = {}
-    async for each in slowly(chain.from_iterable(one.rules for one in asked)):
-        if each.path == rule:
+    async for candidate in slowly(chain.from_iterable(one.rules for one in searched)):
+        if candidate.path == rule:
             return ""
-        known[each.path] = None
+        known[candidate.path] = None
     named = ", ".join(list(known)[:_MOST_NAMED]) or "none"
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     where = f" in {domain}" if domain else ""
     return f"there is no rule {rule!r}{where}: there are {named}{more}"
 
 
-async def _hear(answer: Any, found: Stretch, processes: list[str]) -> None:
+async def _add(answer: Any, stretch: Stretch, processes: list[str]) -> None:
     """Adds what one process knows."""
     processes += answer["processes"]
-    found.left_out += answer["left_out"]
+    stretch.left_out += answer["left_out"]
     async for part in slowly(answer["rules"]):
-        found.hear(part)
+        stretch.hear(part)
 
 
 def _chosen(query: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:

@@ -67,10 +67,10 @@ class _Steering:
 
     async def _some(self, **about: object) -> Mapping[str, object]:
         """Overrides that are told at a time. Raises QuestionError."""
-        found = await self._operating.ask("overrides", about)
-        if not isinstance(found, Mapping):
-            raise TypeError(found)
-        return found
+        answer = await self._operating.ask("overrides", about)
+        if not isinstance(answer, Mapping):
+            raise TypeError(answer)
+        return answer
 
     async def _all(self, some: Mapping[str, object]) -> AsyncIterator[bytes]:
         """The list of all overrides, of which these are the first."""
@@ -109,12 +109,12 @@ class _Steering:
 
     async def _audited(self, most: int, after: str = "") -> _Audited:
         """Changes that are told at a time. Raises QuestionError."""
-        found = await self._operating.ask("audit", {"most": most, "after": after})
-        if not isinstance(found, Mapping):
-            raise TypeError(found)
+        answer = await self._operating.ask("audit", {"most": most, "after": after})
+        if not isinstance(answer, Mapping):
+            raise TypeError(answer)
         # A worker of an older version gives no cursor, and may not say at how many it has looked.
-        looked_at = found.get("looked_at", most)
-        return _Audited(found["audit"], looked_at, found.get("place", ""))
+        looked_at = answer.get("looked_at", most)
+        return _Audited(answer["audit"], looked_at, answer.get("place", ""))
 
     async def _all_audited(self, some: _Audited, most: int) -> AsyncIterator[bytes]:
         """The list of the last changes, of which these are the first."""
@@ -142,11 +142,11 @@ class _Steering:
                 raise QuestionError(f"{name!r} is unknown here: write {', '.join(known)}")
         actor = request.actor
         about = {**request.body, "who": actor.name, "from": actor.address}
-        told = await self._operating.ask(question, about)
-        if not isinstance(told, Mapping):
-            raise TypeError(told)
-        found = dict(told)
-        audit = found.pop("audit", [])
+        answer = await self._operating.ask(question, about)
+        if not isinstance(answer, Mapping):
+            raise TypeError(answer)
+        fields = dict(answer)
+        audit = fields.pop("audit", [])
         lines = [audit] if isinstance(audit, str) else audit
         path = self._operating.settings.audit_log
         if path and isinstance(lines, list) and lines:
@@ -158,9 +158,9 @@ class _Steering:
                 log.warning(
                     "the audit log %s cannot be written: %s: %s", path, error.strerror, text
                 )
-                found["warning"] = f"the audit log cannot be written: {error.strerror}"
+                fields["warning"] = f"the audit log cannot be written: {error.strerror}"
                 self._degrade(error)
-        return found
+        return fields
 
     def _degrade(self, error: OSError) -> None:
         path = self._operating.settings.audit_log

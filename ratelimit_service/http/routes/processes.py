@@ -27,8 +27,8 @@ def routes(operating: Operating) -> Iterator[Route]:
         return await processes_of(operating)
 
     async def health(_: AdminRequest) -> object:
-        found = operating.health
-        return {"serving": found.serving, "phase": found.phase, "faults": found.faults}
+        health = operating.health
+        return {"serving": health.serving, "phase": health.phase, "faults": health.faults}
 
     yield Route("GET", "/processes", "the processes, and what each holds", processes)
     yield Route("GET", "/health", "whether requests are served, and what is degraded", health)

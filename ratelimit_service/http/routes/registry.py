@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from ratelimit_service.http.route import Operating, Route
 from ratelimit_service.http.routes import console, counters, overrides, processes, queues, rules
 
-__all__ = ["routes"]
+__all__ = ["GROUPS", "routes"]
 
-_GROUPS = (
+GROUPS = (
     console.routes,
     counters.routes,
     overrides.routes,
@@ -21,5 +21,5 @@ _GROUPS = (
 
 def routes(operating: Operating) -> Iterator[Route]:
     """Every route."""
-    for group in _GROUPS:
+    for group in GROUPS:
         yield from group(operating)

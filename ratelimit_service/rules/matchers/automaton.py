@@ -51,8 +51,8 @@ class CompiledPattern:
             self._compiled = re2.compile(text, _options(_PATTERN_BYTES))
         except re2.error as error:
             why = error.args[0]
-            said = why.decode("utf-8", "replace") if isinstance(why, bytes) else str(why)
-            raise BadPatternError(said) from error
+            message = why.decode("utf-8", "replace") if isinstance(why, bytes) else str(why)
+            raise BadPatternError(message) from error
         except UnicodeEncodeError as error:
             raise BadPatternError("it holds half a character") from error
 
@@ -108,15 +108,15 @@ class Automaton:
     def matching(self, value: str) -> Sequence[int]:
         """The numbers of the patterns that are all of a value, smallest first."""
         self.build()
-        found = None
+        matches = None
         if self._set is not None:
             try:
-                found = self._set.Match(value)
+                matches = self._set.Match(value)
             except UnicodeEncodeError:
                 return ()
-        if not found:  # it does not fit into memory: slower, and right
+        if not matches:  # it does not fit into memory: slower, and right
             return [at for at, text in enumerate(self._texts) if compiled(text).matches(value)]
-        return sorted(found)[:-1] if len(found) > 1 else ()
+        return sorted(matches)[:-1] if len(matches) > 1 else ()
 
 
 @lru_cache(maxsize=64)

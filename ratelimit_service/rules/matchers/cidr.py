@@ -30,8 +30,8 @@ _HALF: Final = 64
 """Bits that fit into an array's number."""
 _LOW: Final = (1 << _HALF) - 1
 
-_Placed = tuple[int, int, int]
-"""A network's first address, the length of its prefix, and its matcher's place."""
+_NetworkEntry = tuple[int, int, int]
+"""A network's first address, the length of its prefix, and its matcher's position."""
 
 
 class _Family:
@@ -47,9 +47,9 @@ class _Family:
         self._smallest = array("i")
         """For each stretch its smallest network, by the order of their first addresses; or -1."""
         self._first = array("i")
-        """For each stretch the place of that network's matcher, or -1."""
-        self._places = array("i")
-        """For each network its matcher's place."""
+        """For each stretch the position of that network's matcher, or -1."""
+        self._positions = array("i")
+        """For each network its matcher's position."""
         self._around = array("i")
         """For each network the smallest one around it, or -1."""
         self._begun = 0
@@ -65,7 +65,7 @@ class _Family:
         to search in a span.
         """
 
-    def arranging(self, runs: list[list[_Placed]]) -> Iterator[None]:
+    def arranging(self, runs: list[list[_NetworkEntry]]) -> Iterator[None]:
         """Takes networks in sorted runs, with a step after each few."""
         open_ones: list[tuple[int, int]] = []
         """Where the networks end that the sweep is within, and which they are."""
@@ -73,7 +73,7 @@ class _Family:
         each = merge(*map(iter, runs))
         runs.clear()
         before = None
-        for number, (first, length, place) in enumerate(each):
+        for number, (first, length, position) in enumerate(each):
             if number % _AT_ONCE == 0:
                 yield
             if (first, length) == before:
@@ -82,9 +82,9 @@ class _Family:
             while open_ones and open_ones[-1][0] <= first:
                 self._close(open_ones)
             self._around.append(open_ones[-1][1] if open_ones else -1)
-            open_ones.append((first + (1 << self._bits - length), len(self._places)))
-            self._places.append(place)
-            self._mark(first, len(self._places) - 1)
+            open_ones.append((first + (1 << self._bits - length), len(self._positions)))
+            self._positions.append(position)
+            self._mark(first, len(self._positions) - 1)
         while open_ones:
             self._close(open_ones)
         yield from self._spanning()
@@ -116,20 +116,20 @@ class _Family:
         """From this address on all go to another network."""
         if start >> self._bits:
             return  # there is no address behind the last one
-        place = self._places[smallest] if smallest >= 0 else -1
+        position = self._positions[smallest] if smallest >= 0 else -1
         if self._smallest and self._begun == start:
             self._smallest[-1] = smallest
-            self._first[-1] = place
+            self._first[-1] = position
             return
         self._begun = start
         if self._bits > _HALF:
             self._highs.append(start >> _HALF)
         self._lows.append(start & _LOW)
         self._smallest.append(smallest)
-        self._first.append(place)
+        self._first.append(position)
 
     def _stretch(self, number: int) -> int:
-        """The place of the stretch that an address is in."""
+        """The index of the stretch that an address is in."""
         if number < self._base:
             return 0
         if number >= self._begun:
@@ -144,14 +144,14 @@ class _Family:
         return bisect_right(self._lows, number, begin, end) - 1
 
     def first(self, number: int) -> int:
-        """The place of the smallest network that an address is in, or -1."""
+        """The position of the smallest network that an address is in, or -1."""
         return self._first[self._stretch(number)]
 
     def all(self, number: int) -> Iterator[int]:
-        """The places of all that it is in, the smallest first."""
+        """The positions of all that it is in, the smallest first."""
         network = self._smallest[self._stretch(number)]
         while network >= 0:
-            yield self._places[network]
+            yield self._positions[network]
             network = self._around[network]
 
 
@@ -160,32 +160,32 @@ class _ByAddress(Index):
 
     def __init__(self) -> None:
         self._families = {4: _Family(IPAddress.bits_of(4)), 6: _Family(IPAddress.bits_of(6))}
-        self._runs: dict[int, list[list[_Placed]]] = {4: [], 6: []}
+        self._runs: dict[int, list[list[_NetworkEntry]]] = {4: [], 6: []}
         """What has been added: as serving may wait, it is sorted a little at a time."""
         self._lists: list[tuple[Networks, int]] = []
         """Those with many networks, which are still to be added."""
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's networks."""
         assert isinstance(matcher, Networks)  # noqa: S101 -- it is the index of these
         if matcher.parts:
-            self._lists.append((matcher, place))
+            self._lists.append((matcher, position))
         else:
-            self._add(matcher.networks, place)
+            self._add(matcher.networks, position)
 
-    def _add(self, networks: Iterable[Network], place: int) -> None:
+    def _add(self, networks: Iterable[Network], position: int) -> None:
         for network in networks:
             runs = self._runs[network.family]
             if not runs or len(runs[-1]) == _AT_ONCE:
                 runs.append([])
-            runs[-1].append((network.address.number, network.length, place))
+            runs[-1].append((network.address.number, network.length, position))
 
     def completing(self) -> Iterator[None]:
         """Sorts them and finds out which are within others."""
         while self._lists:
-            matcher, place = self._lists.pop()
+            matcher, position = self._lists.pop()
             for part in matcher.parts:
-                self._add(cast("tuple[Network, ...]", part), place)
+                self._add(cast("tuple[Network, ...]", part), position)
                 yield
         for family, runs in self._runs.items():
             for run in runs:
@@ -222,8 +222,8 @@ class Networks(Matcher):
     def read(cls, fields: Fields) -> Networks:
         """A network or a list of them. Raises ValueError."""
         empty = "cidr needs a network, as 10.0.0.0/8, or a list of them"
-        found = read_list(fields, cls.key, lambda text, _: _network(text), empty)
-        return cls(spread_tuple(found))
+        networks = read_list(fields, cls.key, lambda text, _: _network(text), empty)
+        return cls(spread_tuple(networks))
 
     @property
     def parts(self) -> Sequence[tuple[object, ...]]:
@@ -282,11 +282,9 @@ def _network(text: str) -> Network:
     """A network of a file. Raises ValueError with what is wrong with it."""
     address, slash, length = text.partition("/")
     if length in _IPV4_LENGTHS and ":" not in address:  # as most are; the rest takes long
-        found = address_of(address)
-        if found is not None:
-            whole = Network.around(found, int(length))
-            if whole.address == found:
-                return whole
+        parsed = address_of(address)
+        if parsed is not None and (whole := Network.around(parsed, int(length))).address == parsed:
+            return whole
     if slash and not (length.isascii() and length.isdigit()):
         raise ValueError(f"{quoted(text)} is no network: write its length as in 10.0.0.0/8")
     try:
@@ -297,17 +295,17 @@ def _network(text: str) -> Network:
         ) from error
     if isinstance(network, IPv6Network) and network.network_address.scope_id:
         raise ValueError(f"{quoted(text)} has a zone, which addresses of callers do not have")
-    found = address_of(address)
-    if found is None:
+    parsed = address_of(address)
+    if parsed is None:
         raise ValueError(f"{quoted(text)} is no network: write one as 10.0.0.0/8 or 2001:db8::/32")
     bits = network.prefixlen
-    if found.family == 4 and network.version == 6:
+    if parsed.family == 4 and network.version == 6:
         bits -= 96  # an IPv4 address, written as IPv6
         if bits < 0:
             raise ValueError(
                 f"{quoted(text)} holds all of IPv4 written as IPv6: write 0.0.0.0/0 for IPv4"
             )
-    whole = Network.around(found, bits)
-    if whole.address != found:
+    whole = Network.around(parsed, bits)
+    if whole.address != parsed:
         raise ValueError(f"{quoted(text)} has bits behind its prefix: write {whole}")
     return whole

@@ -27,19 +27,19 @@ class EffortSpentError(Exception):
 class Effort:
     """How much may be spent still, and what was found."""
 
-    __slots__ = ("bounded", "found", "rest")
+    __slots__ = ("bounded", "rest", "results")
 
     def __init__(self) -> None:
         self.bounded = False
         """Whether it matters now."""
         self.rest = MOST_AT_ONCE
         """What costs little for one value, and is known only afterwards, is just taken from it."""
-        self.found: Searches = {}
+        self.results: Searches = {}
 
-    def renew(self, found: Searches) -> None:
-        """Begins another turn. `found` is what was found in turns before."""
+    def renew(self, results: Searches) -> None:
+        """Begins another turn. `results` is what was found in turns before."""
         self.rest = MOST_AT_ONCE
-        self.found = found
+        self.results = results
 
     def spend(self, work: int) -> None:
         """Takes so much. Raises EffortSpentError if all is spent already."""

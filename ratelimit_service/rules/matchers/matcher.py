@@ -52,28 +52,28 @@ def read_list(
     `item` reads one, and raises ValueError if it cannot. Raises ValueError with `empty` if there is
     none.
     """
-    found: dict[_T, None] = {}
+    items: dict[_T, None] = {}
     for text, node in fields.one_or_more(key):
         try:
             each = item(text, node)
         except ValueError as error:
-            fields.report(key, str(error), at=node)
+            fields.report_at(node, key, str(error))
             continue
-        if each in found:
+        if each in items:
             shown = quoted(each) if isinstance(each, str) else each
-            fields.report(key, f"{shown} stands in this list twice", at=node)
-        found[each] = None
-    if not found:
+            fields.report_at(node, key, f"{shown} stands in this list twice")
+        items[each] = None
+    if not items:
         raise ValueError(empty)
-    return tuple(found)
+    return tuple(items)
 
 
 class Index(ABC):
-    """Finds out which of many matchers of one kind take a value. Each has a place, a number."""
+    """Finds out which of many matchers of one kind take a value. Each has a position."""
 
     @abstractmethod
-    def add(self, matcher: Matcher, place: int) -> None:
-        """Adds the next matcher; places only grow."""
+    def add(self, matcher: Matcher, position: int) -> None:
+        """Adds the next matcher; positions only grow."""
 
     def completing(self) -> Iterator[None]:
         """Does what is left to do when all have been added, a step at a time."""
@@ -85,37 +85,37 @@ class Index(ABC):
 
     @abstractmethod
     def first(self, value: str) -> int:
-        """The place of the one that a value goes to; -1 if none takes it."""
+        """The position of the one that a value goes to; -1 if none takes it."""
 
     @abstractmethod
     def all(self, value: str) -> Iterable[int]:
-        """The places of all that take a value, the one that it goes to first."""
+        """The positions of all that take a value, the one that it goes to first."""
 
 
 class OneByOne(Index):
     """Asks one matcher after the other: for kinds of which a level has few."""
 
     def __init__(self) -> None:
-        self._asked: SpreadList[tuple[int, Matcher]] = SpreadList()
+        self._matchers: SpreadList[tuple[int, Matcher]] = SpreadList()
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next matcher."""
-        self._asked.append((place, matcher))
+        self._matchers.append((position, matcher))
 
     def parts(self) -> Iterator[object]:
         """Those of the list."""
-        yield from parts_of(self._asked)
+        yield from parts_of(self._matchers)
 
     def first(self, value: str) -> int:
         """The first declared one that takes it."""
-        for place, matcher in self._asked:
+        for position, matcher in self._matchers:
             if matcher.matches(value):
-                return place
+                return position
         return -1
 
     def all(self, value: str) -> Iterable[int]:
         """All that take it, as declared."""
-        return [place for place, matcher in self._asked if matcher.matches(value)]
+        return [position for position, matcher in self._matchers if matcher.matches(value)]
 
 
 class Matcher(ABC):
@@ -193,7 +193,7 @@ class Matcher(ABC):
         return ()
 
     @property
-    def asked(self) -> bool:
+    def beyond_literals(self) -> bool:
         """Whether it takes any values beside its literals."""
         return True
 

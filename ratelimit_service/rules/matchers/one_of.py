@@ -41,7 +41,7 @@ class OneOf(Matcher):
                     f"a `*` in one_of stands for itself, and {quoted(text)} looks like a pattern: "
                     "write a descriptor of its own with value"
                 )
-                fields.report("one_of", message, at=node)
+                fields.report_at(node, "one_of", message)
             return text
 
         empty = "one_of is empty: write a list of values, as [free, trial]"
@@ -81,7 +81,7 @@ class OneOf(Matcher):
         return self.values
 
     @property
-    def asked(self) -> bool:
+    def beyond_literals(self) -> bool:
         """Whether it takes values that are no literals."""
         return False
 

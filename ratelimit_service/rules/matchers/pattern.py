@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.rules.matchers.effort import EFFORT
+from ratelimit_service.rules.matchers.fragments import FragmentIndex
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
-from ratelimit_service.rules.matchers.pieces import Pieces
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields
@@ -17,56 +17,56 @@ __all__ = ["Pattern"]
 
 
 _FEW: Final = 8
-"""So many patterns are compared one by one, each with so many pieces at most: that takes less than
-to look for their pieces."""
+"""So many patterns are compared one by one, each with so many fragments at most: that takes less
+than to look for their fragments."""
 
 
-class _ByPiece(Index):
-    """Patterns by a piece of each, if they are more than a few."""
+class _FragmentSearch(Index):
+    """Patterns by a fragment of each, if they are more than a few."""
 
     def __init__(self) -> None:
         self._few: list[tuple[int, Pattern]] | None = []
         """All of them, None if they are many or long."""
-        self._pieces = Pieces[tuple[int, Pattern]]()
+        self._by_fragment = FragmentIndex[tuple[int, Pattern]]()
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next pattern."""
         assert isinstance(matcher, Pattern)  # noqa: S101 -- it is the index of these
-        self._pieces.add(matcher.pieces, (place, matcher))
+        self._by_fragment.add(matcher.fragments, (position, matcher))
         few = self._few
         if few is not None:
-            few.append((place, matcher))
-            if len(few) > _FEW or len(matcher.pieces) > _FEW:
+            few.append((position, matcher))
+            if len(few) > _FEW or len(matcher.fragments) > _FEW:
                 self._few = None
 
     def parts(self) -> Iterator[object]:
         """Those of the patterns."""
-        return self._pieces.parts()
+        return self._by_fragment.parts()
 
     def first(self, value: str) -> int:
         """The first declared one that takes it. Raises EffortSpentError."""
         if self._few is not None:
-            for place, pattern in self._few:
+            for position, pattern in self._few:
                 if pattern.matches(value):
-                    return place
+                    return position
             return -1
-        found = self.all(value)
-        return found[0] if found else -1
+        positions = self.all(value)
+        return positions[0] if positions else -1
 
     def all(self, value: str) -> Sequence[int]:
         """All that take it, as declared. Raises EffortSpentError."""
         if not EFFORT.bounded:
             return self._taking(value)
-        found = EFFORT.found.get((self, value))
-        if found is None:
+        positions = EFFORT.results.get((self, value))
+        if positions is None:
             EFFORT.spend(0)
-            found = self._taking(value)
-            EFFORT.found[self, value] = found
-        return found
+            positions = self._taking(value)
+            EFFORT.results[self, value] = positions
+        return positions
 
     def _taking(self, value: str) -> Sequence[int]:
-        likely = self._pieces.likely(value)
-        return sorted([place for place, pattern in likely if pattern.matches(value)])
+        likely = self._by_fragment.likely(value)
+        return sorted([position for position, pattern in likely if pattern.matches(value)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class Pattern(Matcher):
     help = "The value to match; each `*` in it stands for any characters or none."
     default = "any value"
     noun = "pattern"
-    index = _ByPiece
+    index = _FragmentSearch
     covers_by_text = True
     text: str
-    pieces: tuple[str, ...]
+    fragments: tuple[str, ...]
     """What stands before the first star, between stars, and behind the last one."""
 
     @classmethod
@@ -101,20 +101,20 @@ class Pattern(Matcher):
 
     def __reduce__(self) -> tuple[type[Pattern], tuple[str, tuple[str, ...]]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
-        return Pattern, (self.text, self.pieces)
+        return Pattern, (self.text, self.fragments)
 
     def matches(self, value: str) -> bool:
-        """Whether the pattern is all of `value`; linear in its length for each piece."""
-        first, *middle, last = self.pieces
+        """Whether the pattern is all of `value`; linear in its length for each fragment."""
+        first, *middle, last = self.fragments
         end = len(value) - len(last)
         if end < len(first) or not (value.startswith(first) and value.endswith(last)):
             return False
         at = len(first)
-        for piece in middle:
-            found = value.find(piece, at, end)
-            if found < 0:
+        for fragment in middle:
+            start = value.find(fragment, at, end)
+            if start < 0:
                 return False
-            at = found + len(piece)
+            at = start + len(fragment)
         return True
 
     @property
@@ -130,12 +130,12 @@ class Pattern(Matcher):
     @property
     def takes_all(self) -> bool:
         """Whether it is nothing but stars."""
-        return not any(self.pieces)
+        return not any(self.fragments)
 
     @property
     def beginning(self) -> str:
         """What stands before the first star."""
-        return self.pieces[0]
+        return self.fragments[0]
 
     @property
     def covered_text(self) -> str:
@@ -151,7 +151,7 @@ class Pattern(Matcher):
         """
         if isinstance(other, Pattern):
             return self.matches(other.text)
-        first, *rest = self.pieces
+        first, *rest = self.fragments
         return not any(rest) and other.beginning.startswith(first)
 
     @property

@@ -44,10 +44,10 @@ _AT_ONCE: Final = 32
 
 
 class _Bundle:
-    """Some patterns of a level, and the places that they have in it."""
+    """Some patterns of a level, and the positions that they have in it."""
 
     def __init__(self, patterns: Sequence[tuple[int, Regex]], most_bytes: int) -> None:
-        self._places = [place for place, _ in patterns]
+        self._positions = [position for position, _ in patterns]
         self.size = sum(pattern.size for _, pattern in patterns)
         """How many instructions they come to."""
         self.automaton = Automaton([pattern.text for _, pattern in patterns], most_bytes)
@@ -59,8 +59,8 @@ class _Bundle:
             self.automaton.build()
 
     def matching(self, value: str) -> Sequence[int]:
-        """The places of those that match, as declared."""
-        return [self._places[at] for at in self.automaton.matching(value)]
+        """The positions of those that match, as declared."""
+        return [self._positions[at] for at in self.automaton.matching(value)]
 
 
 class _Together(Index):
@@ -76,10 +76,10 @@ class _Together(Index):
         self._most = 1
         """Instructions for a byte in the worst case."""
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's pattern."""
         assert isinstance(matcher, Regex)  # noqa: S101 -- it is the index of these
-        self._patterns.append((place, matcher))
+        self._patterns.append((position, matcher))
 
     def completing(self) -> Iterator[None]:
         """Parts the patterns, so that each bundle is built in a moment."""
@@ -87,8 +87,8 @@ class _Together(Index):
             self._most = max(most, 1)
             yield
         alike: dict[str, list[tuple[int, Regex]]] = {}
-        for number, (place, pattern) in enumerate(self._patterns, 1):
-            alike.setdefault(pattern.beginning, []).append((place, pattern))
+        for number, (position, pattern) in enumerate(self._patterns, 1):
+            alike.setdefault(pattern.beginning, []).append((position, pattern))
             if number % _AT_ONCE == 0:
                 yield
         texts: list[list[str]] = [[]]
@@ -111,8 +111,8 @@ class _Together(Index):
 
     def first(self, value: str) -> int:
         """The first declared one that matches. Raises EffortSpentError."""
-        found = self.all(value)
-        return found[0] if found else -1
+        positions = self.all(value)
+        return positions[0] if positions else -1
 
     def all(self, value: str) -> Sequence[int]:
         """All that match, as declared. Raises EffortSpentError."""
@@ -121,35 +121,35 @@ class _Together(Index):
         if work > _MOST_WORK:
             return ()  # it would hold up all others: at worst each byte runs all instructions
         if not EFFORT.bounded:
-            return _search(self._asked(value), value)
-        found = EFFORT.found.get((self, value))
-        if found is None:
-            asked = self._asked(value)
-            for bundle in asked:
+            return _search(self._candidates(value), value)
+        positions = EFFORT.results.get((self, value))
+        if positions is None:
+            bundles = self._candidates(value)
+            for bundle in bundles:
                 bundle.get_ready()
-            building = sum(bundle.size for bundle in asked if not bundle.automaton.at_hand)
+            building = sum(bundle.size for bundle in bundles if not bundle.automaton.at_hand)
             EFFORT.spend(work + building * _BUILDING)
-            found = EFFORT.found[self, value] = _search(asked, value)
-        return found
+            positions = EFFORT.results[self, value] = _search(bundles, value)
+        return positions
 
-    def _asked(self, value: str) -> Sequence[_Bundle]:
+    def _candidates(self, value: str) -> Sequence[_Bundle]:
         """The bundles that have a pattern that begins as a value does."""
         if len(self._every) == 1:
             return self._every
-        found: list[_Bundle] = []
+        bundles: list[_Bundle] = []
         for length in self._lengths:
             bundle = self._bundles.get(value[:length])
-            if bundle is not None and bundle not in found:
-                found.append(bundle)
+            if bundle is not None and bundle not in bundles:
+                bundles.append(bundle)
             if length >= len(value):
                 break
-        return found
+        return bundles
 
 
-def _search(asked: Sequence[_Bundle], value: str) -> Sequence[int]:
-    if len(asked) == 1:
-        return asked[0].matching(value)
-    return sorted(place for bundle in asked for place in bundle.matching(value))
+def _search(bundles: Sequence[_Bundle], value: str) -> Sequence[int]:
+    if len(bundles) == 1:
+        return bundles[0].matching(value)
+    return sorted(position for bundle in bundles for position in bundle.matching(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def _at(text: str, error: str) -> str:
 
 
 def _lonely(text: str) -> int:
-    """The place of a parenthesis that has no partner; -1 if all have one."""
+    """The index of a parenthesis that has no partner; -1 if all have one."""
     opened: list[int] = []
     for part in _PARTS.finditer(text):
         if part[0] == "(":
@@ -279,22 +279,22 @@ def _together(patterns: Sequence[Regex]) -> tuple[int, Regex]:
 
     A pattern that begins with a text needs none for values that begin otherwise.
     """
-    *_, found = _growing_together(patterns)
-    return found
+    *_, heaviest = _growing_together(patterns)
+    return heaviest
 
 
 def _growing_together(patterns: Sequence[Regex]) -> Iterator[tuple[int, Regex]]:
     """As `_together`, in steps of some patterns each: the last one that it gives is right."""
     beginnings: dict[str, int] = {}
     most, worst = 0, patterns[0]
-    of_each: list[str] = []
+    texts: list[str] = []
     for each in patterns:
         text = _beginning(each.text)
         beginnings[text] = beginnings.get(text, 0) + each.size
-        of_each.append(text)
-        if len(of_each) % _AT_ONCE == 0:
+        texts.append(text)
+        if len(texts) % _AT_ONCE == 0:
             yield most, worst
-    for number, (each, text) in enumerate(zip(patterns, of_each, strict=True), 1):
+    for number, (each, text) in enumerate(zip(patterns, texts, strict=True), 1):
         size = sum(beginnings.get(text[:end], 0) for end in range(len(text) + 1))
         if size > most:
             most, worst = size, each
@@ -316,12 +316,12 @@ def _beginning(text: str) -> str:
     """The text that all begin with that a pattern takes, as far as it is plain to see."""
     if "|" in text and not _ONLY_IN_GROUPS.fullmatch(text):
         return ""
-    found = ""
+    prefix = ""
     at = 0
     while part := _LITERAL.match(text, at):
-        found += part[0].strip("[]\\") or part[0][1]
+        prefix += part[0].strip("[]\\") or part[0][1]
         at = part.end()
-    return found
+    return prefix
 
 
 _ONLY_IN_GROUPS: Final = re.compile(

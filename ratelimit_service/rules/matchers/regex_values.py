@@ -51,23 +51,23 @@ class _Guesser:
         """Values of all that stands up to a bracket or the end. Raises ValueError."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deep")
-        found = self._sequence(depth)
+        values = self._sequence(depth)
         while self._next() == "|":
             self._at += 1
-            found += self._sequence(depth)
-        return found[:_MOST]
+            values += self._sequence(depth)
+        return values[:_MOST]
 
     def _next(self) -> str:
         return self._text[self._at : self._at + 1]
 
     def _sequence(self, depth: int) -> list[str]:
-        found = [""]
+        values = [""]
         while (sign := self._next()) and sign not in "|)":
             each = self._repeated(self._one(sign, depth), any_character=sign == ".")
-            found = [before + after for before in found for after in each][:_MOST]
-            if max(map(len, found), default=0) > _MOST_CHARACTERS:
+            values = [before + after for before in values for after in each][:_MOST]
+            if max(map(len, values), default=0) > _MOST_CHARACTERS:
                 raise ValueError("too long")
-        return found
+        return values
 
     def _repeated(self, each: list[str], *, any_character: bool) -> list[str]:
         part = _REPEATED.match(self._text, self._at)
@@ -96,11 +96,11 @@ class _Guesser:
         self._at = part.end()
         if part["end"] == ")":
             return [""]  # flags
-        found = self.alternatives(depth + 1)
+        values = self.alternatives(depth + 1)
         if self._next() != ")":
             raise ValueError("a group that does not end")
         self._at += 1
-        return found
+        return values
 
     def _escaped(self) -> list[str]:
         if self._text.startswith("\\Q", self._at):

@@ -16,7 +16,7 @@ __all__ = ["Search"]
 class Search:
     """Matchers by rank, those of each rank in the indexes of their kinds.
 
-    Each has a place, by which it goes before others of its rank: the number of those before it.
+    Each has a position, by which it goes before others of its rank: the number of those before it.
     """
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Search:
             yield from stage.parts()
 
     def first(self, value: str) -> int:
-        """The place of the one that a value goes to; -1 if none takes it."""
+        """The position of the one that a value goes to; -1 if none takes it."""
         for stage in self._stages:
-            place = stage.first(value)
-            if place >= 0:
-                return place
+            position = stage.first(value)
+            if position >= 0:
+                return position
         return -1
 
     def all(self, value: str) -> Iterator[int]:
-        """The places of all that take a value, the one that it goes to first."""
+        """The positions of all that take a value, the one that it goes to first."""
         for stage in self._stages:
             yield from stage.all(value)
 
@@ -64,11 +64,11 @@ class _Stage:
     def __init__(self) -> None:
         self._indexes: dict[type[Index], Index] = {}
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         index = self._indexes.get(matcher.index)
         if index is None:
             index = self._indexes[matcher.index] = matcher.index()
-        index.add(matcher, place)
+        index.add(matcher, position)
 
     def completing(self) -> Iterator[None]:
         for index in self._indexes.values():
@@ -79,16 +79,18 @@ class _Stage:
             yield from index.parts()
 
     def first(self, value: str) -> int:
-        found = -1
+        best = -1
         for index in self._indexes.values():
-            place = index.first(value)
-            if place >= 0 and (found < 0 or place < found):
-                found = place
-        return found
+            position = index.first(value)
+            if position >= 0 and (best < 0 or position < best):
+                best = position
+        return best
 
     def all(self, value: str) -> Iterator[int]:
         if len(self._indexes) == 1:
             for index in self._indexes.values():
                 yield from index.all(value)
             return
-        yield from sorted(place for index in self._indexes.values() for place in index.all(value))
+        yield from sorted(
+            position for index in self._indexes.values() for position in index.all(value)
+        )

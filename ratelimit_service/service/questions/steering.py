@@ -43,7 +43,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.model.override import FORMAT
 from ratelimit_service.rules.explain import explain
-from ratelimit_service.rules.match import may_meet
+from ratelimit_service.rules.match import may_match
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.changing import audit_line, change
@@ -226,7 +226,7 @@ async def _limits_of_all(deciding: Deciding, override: Override) -> set[Limit]:
     domain = deciding.snapshot().domains.get(override.domain)
     found: set[Limit] = set()
     if domain is not None:
-        async for rule in slowly(may_meet(domain.root, override.entries)):
+        async for rule in slowly(may_match(domain.root, override.entries)):
             if rule is not None:
                 found.update(rule.limits)
     return found

@@ -110,7 +110,7 @@ _PENALTY: Final = Parameter(
     Takes.DURATION,
     "How long a `penalty_window` denies who was denied: a number with `ms`, `s`, `m` or `h`.",
     instead="other algorithms let hits in as soon as there is room",
-    said="a penalty of {}",
+    phrase="a penalty of {}",
 )
 
 ALGORITHM: Final = Algorithm(

@@ -34,10 +34,10 @@ def numbers(tally: Tally) -> dict[str, int]:
 def test_tallies_add_up(mine: list[int], its: list[int]) -> None:
     """What is taken is added once, and gone where it was; nothing that was tallied is left out."""
     here, there, before = Tally(), Tally(), Tally()
-    for place, name in enumerate(names(here)):
-        setattr(here, name, mine[place])
-        setattr(before, name, mine[place])
-        setattr(there, name, its[place])
+    for index, name in enumerate(names(here)):
+        setattr(here, name, mine[index])
+        setattr(before, name, mine[index])
+        setattr(there, name, its[index])
     counted = numbers(there)
 
     here.add(json.loads(json.dumps(there.take())))
@@ -50,11 +50,11 @@ def test_tallies_add_up(mine: list[int], its: list[int]) -> None:
 
 
 def shown(stats: Stats) -> dict[str, object]:
-    found: dict[str, object] = {}
+    result: dict[str, object] = {}
     for name in names(stats):
         value = getattr(stats, name)
-        found[name] = (value.sum_us, value.buckets) if isinstance(value, Histogram) else value
-    return found
+        result[name] = (value.sum_us, value.buckets) if isinstance(value, Histogram) else value
+    return result
 
 
 def test_counters_add_up() -> None:

@@ -47,9 +47,9 @@ def test_all_values_of_a_rule_have_a_bound() -> None:
 def test_bounds_hold_whatever_comes(values: list[str]) -> None:
     """Neither bound is passed, and each value goes on to the same tally."""
     tallies = Tallies()
-    found = [tallies.of(value) for value in values]
+    result = [tallies.of(value) for value in values]
 
     number, size = sized(tallies)
     assert number < MAX_SERIES
     assert size <= MAX_VALUES_BYTES
-    assert all(tallies.of(value) is tally for value, tally in zip(values, found, strict=True))
+    assert all(tallies.of(value) is tally for value, tally in zip(values, result, strict=True))

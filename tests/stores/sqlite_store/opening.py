@@ -15,5 +15,5 @@ __all__ = ["_in_sqlite"]
 def _in_sqlite(settings: Settings, stats: Stats, health: Health) -> Opened:
     path = settings.store.removeprefix("sqlite://")
     store = SqliteStore(path, settings.store_timeout_us, stats, health)
-    kept = OverridesInMemory(settings.overrides_file)
-    return Opened(store, None, lambda _: "", store.look, store.forget, kept)
+    overrides = OverridesInMemory(settings.overrides_file)
+    return Opened(store, None, lambda _: "", store.look, store.forget, overrides)

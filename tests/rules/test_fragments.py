@@ -1,4 +1,4 @@
-"""Of thousands of patterns only those are compared with a value that have a piece of it."""
+"""Of thousands of patterns only those are compared with a value that have a fragment of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.grpc.counted_work import work_of
 
 
 def search(texts: list[str]) -> Search:
-    found = Search()
+    index = Search()
     for text in texts:
-        found.add(Pattern.of(text))
-    for _ in found.completing():
+        index.add(Pattern.of(text))
+    for _ in index.completing():
         pass
-    return found
+    return index
 
 
 def takes(text: str, value: str) -> bool:
@@ -64,10 +64,10 @@ def test_many_stars_cost_no_more_than_the_text_between_them() -> None:
     assert stars.first("yx") == 0
     assert work_of(lambda: stars.first("yx")) < 50
 
-    pieces = search(["*x" * 400])
-    assert pieces.first("x" * 399) == -1
-    assert work_of(lambda: pieces.first("x" * 399)) < 50
-    assert pieces.first("x" * 400) == 0
+    fragments = search(["*x" * 400])
+    assert fragments.first("x" * 399) == -1
+    assert work_of(lambda: fragments.first("x" * 399)) < 50
+    assert fragments.first("x" * 400) == 0
 
 
 def override(number: int, value: str) -> Override:
@@ -80,15 +80,15 @@ def test_more_overrides_cost_no_more() -> None:
     each = [override(number, f"*p{number}*") for number in range(1_000)]
     for one in each:
         overrides.add(one)
-    asked = (Entry("k", "x" * 100 + "p777" + "x" * 100),)
+    entries = (Entry("k", "x" * 100 + "p777" + "x" * 100),)
 
-    taken = {one.id for one in overrides.taking(asked)}
+    taken = {one.id for one in overrides.taking(entries)}
     assert taken == {"7", "77", "777"}
-    assert work_of(lambda: overrides.taking(asked)) < 300
+    assert work_of(lambda: overrides.taking(entries)) < 300
 
     for one in each:
         overrides.remove(one)
-    assert not overrides.taking(asked)
+    assert not overrides.taking(entries)
 
 
 @pytest.mark.parametrize("kind", ["rules", "overrides"])
@@ -113,7 +113,7 @@ def test_what_costs_much_is_done_in_several_turns(kind: str) -> None:
             except EffortSpentError:
                 done = 0
                 turns += 1
-                EFFORT.renew(EFFORT.found)
+                EFFORT.renew(EFFORT.results)
     finally:
         EFFORT.bounded = False
         EFFORT.renew({})

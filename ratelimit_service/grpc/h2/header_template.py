@@ -12,7 +12,7 @@ from typing import Final
 from ratelimit_service.grpc.h2.fields import WANTED, BlockError, Field, unhuffed
 from ratelimit_service.grpc.h2.head import TIMEOUT, Head, interned, timeout_us_of
 
-__all__ = ["MAX_LEARNT_BYTES", "Likeness", "value_in"]
+__all__ = ["MAX_LEARNT_BYTES", "HeaderTemplate", "value_in"]
 
 MAX_LEARNT_BYTES: Final = 1_024
 """Larger blocks are read each time."""
@@ -20,7 +20,7 @@ MAX_LEARNT_BYTES: Final = 1_024
 _MAX_HEADS: Final = 64
 
 
-class Likeness:
+class HeaderTemplate:
     """Those parts that the latest blocks of a connection have in common.
 
     A client that traces sends a new block with every call, which differs from the last in the
@@ -32,32 +32,32 @@ class Likeness:
         self._head: Head | None = None
         """That of the latest block."""
         self._timeout_at = -1
-        """The place of `grpc-timeout` among the values that vary; -1 if it is always the same."""
+        """The index of `grpc-timeout` among the values that vary; -1 if it is always the same."""
         self._heads: dict[int, Head] = {}
         """The heads of such blocks, by how long their callers wait."""
         self._raw: list[bytes] = []
         self._varying: set[int] = set()
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self.names: list[bytes] = []
         """Of the headers that vary."""
-        self.told: list[tuple[bytes, bytes, int]] | None = None
+        self.caller_fields: list[tuple[bytes, bytes, int]] | None = None
         """What blocks tell of their callers, once somebody has asked: of each header the name, the
-        value, and its place among the values that vary; the place is -1 if the value never
+        value, and its index among the values that vary; it is -1 if the value never
         varies."""
 
     def values_of(self, block: bytes) -> list[bytes] | None:
         """The values that vary, each as it is written, behind its length; None of other blocks."""
         # The walk is that of `head_of`, which is asked for every call that is traced: if it took
         # the values as well, to look for a head would take a fifth longer.
-        if not self._pieces:
+        if not self._chunks:
             return None
-        *pieces, last = self._pieces
+        *chunks, last = self._chunks
         values, at = [], 0
         try:
-            for piece in pieces:
-                if not block.startswith(piece, at):
+            for chunk in chunks:
+                if not block.startswith(chunk, at):
                     return None
-                at += len(piece)
+                at += len(chunk)
                 length = block[at] & 0x7F
                 if length == 0x7F:
                     return None
@@ -82,17 +82,17 @@ class Likeness:
 
     def head_of(self, block: bytes) -> Head | None:
         """The head of a block that differs from the last only where earlier blocks did."""
-        if not self._pieces:
+        if not self._chunks:
             return None
         if self._timeout_at >= 0:
             return self._head_with_timeout(block)
-        *pieces, last = self._pieces
+        *chunks, last = self._chunks
         at = 0
         try:
-            for piece in pieces:
-                if not block.startswith(piece, at):
+            for chunk in chunks:
+                if not block.startswith(chunk, at):
                     return None
-                at += len(piece)
+                at += len(chunk)
                 length = block[at] & 0x7F
                 if length == 0x7F:
                     return None
@@ -126,17 +126,20 @@ class Likeness:
             or len(block) > MAX_LEARNT_BYTES
             or not _may_vary(fields, differing)
         ):
-            self._head, self._raw, self._varying, self._pieces = head, raw, set(), []
-            self.names, self.told, self._timeout_at = [], None, -1
+            self._head, self._raw, self._varying, self._chunks = head, raw, set(), []
+            self.names, self.caller_fields, self._timeout_at = [], None, -1
             self._heads.clear()
             return head
         self._varying.update(differing)
-        at, pieces = 0, []
+        at, chunks = 0, []
         for number in sorted(self._varying):
-            pieces.append(block[at : fields[number].value_at])
+            chunks.append(block[at : fields[number].value_at])
             at = fields[number].stop
-        self._raw, self._pieces = raw, [*pieces, block[at:]] if pieces else []
-        self.names, self.told = [fields[number].name for number in sorted(self._varying)], None
+        self._raw, self._chunks = raw, [*chunks, block[at:]] if chunks else []
+        self.names, self.caller_fields = (
+            [fields[number].name for number in sorted(self._varying)],
+            None,
+        )
         if TIMEOUT not in self.names:
             return self._head
         self._timeout_at = self.names.index(TIMEOUT)

@@ -12,7 +12,7 @@ from ratelimit_service.model import Hit, Request
 from ratelimit_service.stores import Settled
 from ratelimit_service.wire import EncodedLimit
 
-__all__ = ["UNKNOWN", "Asked", "Untouched", "banned", "leased"]
+__all__ = ["UNKNOWN", "PlannedRequest", "Untouched", "banned", "leased"]
 
 
 class Untouched:
@@ -31,7 +31,7 @@ UNKNOWN: Final = Untouched(holds=False)
 """Of a request that nobody has compared with the overrides. It never holds."""
 
 
-class Asked:
+class PlannedRequest:
     """A request as it was planned. It is also what is remembered, so only `untouched` is changed.
 
     `limits` are the encoded limits if every descriptor is usual, else None. `says` are the bits
@@ -79,25 +79,32 @@ class Asked:
         """Whether overrides need not be asked about it; read only while there are any."""
 
 
-def leased(asked: Asked) -> Asked:
+def leased(planned: PlannedRequest) -> PlannedRequest:
     """The same with an id of its own for the leases that the request takes."""
     lease = urandom(limiter.LEASE_BYTES)
-    hits = [hit._replace(lease=lease) if _takes_lease(hit) else hit for hit in asked.hits]
-    return Asked(
-        asked.plans, hits, asked.limits, asked.says, asked.request, True, asked.settled, lease
+    hits = [hit._replace(lease=lease) if _takes_lease(hit) else hit for hit in planned.hits]
+    return PlannedRequest(
+        planned.plans,
+        hits,
+        planned.limits,
+        planned.says,
+        planned.request,
+        True,
+        planned.settled,
+        lease,
     )
 
 
-def banned(asked: Asked, ban_us: int) -> Asked:
+def banned(planned: PlannedRequest, ban_us: int) -> PlannedRequest:
     """The same, of a call that comes so long before its bans end. It takes no leases."""
-    return Asked(
-        asked.plans,
-        asked.hits,
-        asked.limits,
-        asked.says,
-        asked.request,
-        asked.leasing,
-        asked.settled,
+    return PlannedRequest(
+        planned.plans,
+        planned.hits,
+        planned.limits,
+        planned.says,
+        planned.request,
+        planned.leasing,
+        planned.settled,
         ban_us=ban_us,
     )
 

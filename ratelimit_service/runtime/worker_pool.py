@@ -17,7 +17,7 @@ from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.service import Answer, CallOrigin, Refusal
 from ratelimit_service.service.questions import unanswered
 
-__all__ = ["AskedWorkers"]
+__all__ = ["WorkerPool"]
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,14 @@ _REPORT_SECONDS = 1.0
 _DECIDE_SECONDS = 30.0
 _ASK_SECONDS = 10.0
 
+_ENDED = "the worker ended before it answered"
 
-class AskedWorkers:
+
+class WorkerPool:
     """Workers that can be asked; who starts them fills the list."""
 
     def __init__(self) -> None:
-        self._all: list[WorkerProcess] = []
-        self._number = 0
-        """Of the last thing that was asked; its answer brings it back."""
+        self.processes: list[WorkerProcess] = []
         self._collecting: asyncio.Task[None] | None = None
         self._collecting_next: asyncio.Task[None] | None = None
         """The report that workers make now, and the one after it for who has come meanwhile."""
@@ -41,12 +41,14 @@ class AskedWorkers:
         self, bodies: Sequence[bytes], *, origins: Sequence[CallOrigin] | None = None
     ) -> list[Answer]:
         """Does what `Service.decide` does, in one of the workers."""
-        each: Sequence[CallOrigin | None] = origins or [None] * len(bodies)
-        return [await self._decide(*pair) for pair in zip(bodies, each, strict=True)]
+        callers: Sequence[CallOrigin | None] = origins or [None] * len(bodies)
+        return [await self._decide(*pair) for pair in zip(bodies, callers, strict=True)]
 
     async def ask(self, question: bytes) -> bytes:
         """The answer of one worker that is well to a question of the admin listener."""
-        able = [worker for worker in self._all if worker.serves and worker.version == __version__]
+        able = [
+            worker for worker in self.processes if worker.serves and worker.version == __version__
+        ]
         if not able:
             return unanswered("no worker serves: see the log", StatusCode.UNAVAILABLE)
         return await self._ask(min(able, key=lambda worker: worker.silent), question)
@@ -55,7 +57,7 @@ class AskedWorkers:
         """The answers of all workers; one that does not answer says so, unless it has ended."""
         able = [
             worker
-            for worker in self._all
+            for worker in self.processes
             if worker.ready.is_set() and not worker.lost.is_set() and worker.version == __version__
         ]
         answers = await asyncio.gather(*(self._ask(worker, question) for worker in able))
@@ -63,18 +65,12 @@ class AskedWorkers:
         return [answer for worker, answer in pairs if not worker.ended.is_set()]
 
     async def _ask(self, worker: WorkerProcess, question: bytes) -> bytes:
-        number = self._next_number()
-        told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        worker.questions[number] = told
-        worker.send(MessageKind.ASK, number + question)
         try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                return await told
+            answer = await worker.ask(MessageKind.QUESTION, question, _ASK_SECONDS)
         except TimeoutError:
             why = f"worker {worker.number} did not answer within {_ASK_SECONDS:g} s: see the log"
             return unanswered(why, StatusCode.UNAVAILABLE)
-        finally:
-            worker.questions.pop(number, None)
+        return unanswered(_ENDED, StatusCode.UNAVAILABLE) if answer is None else answer
 
     async def collect(self) -> None:
         """Has all workers report their counts until now; waits for two seconds at most.
@@ -96,45 +92,35 @@ class AskedWorkers:
             self._collecting = None
 
     async def _collect(self) -> None:
-        number = self._next_number()
-        reports = []
-        for worker in self._all:
-            if worker.ready.is_set() and worker.version == __version__:
-                reports.append(worker.reports.setdefault(number, asyncio.Event()))
-                worker.send(MessageKind.REPORT, number)
-        try:
-            async with asyncio.timeout(_REPORT_SECONDS):
-                for report in reports:
-                    await report.wait()
-        except TimeoutError:
+        able = [one for one in self.processes if one.ready.is_set() and one.version == __version__]
+        if not all(await asyncio.gather(*(self._report(worker) for worker in able))):
             log.warning("a worker did not say in time what it has counted")
-        for worker in self._all:
-            worker.reports.pop(number, None)
+
+    async def _report(self, worker: WorkerProcess) -> bool:
+        """Has a worker report what it has counted; returns whether it did so in time, or ended."""
+        try:
+            await worker.ask(MessageKind.REPORT, b"", _REPORT_SECONDS)
+        except TimeoutError:
+            return False
+        return True
 
     async def _decide(self, body: bytes, caller: CallOrigin | None) -> Answer:
-        serving = [worker for worker in self._all if worker.serves]
+        serving = [worker for worker in self.processes if worker.serves]
         if not serving:
             return Refusal(StatusCode.UNAVAILABLE, "no worker serves: see the log")
-        worker = min(serving, key=lambda worker: worker.load)
-        number = self._next_number()
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        worker.asked[number] = answer
-        if caller is None or worker.version != __version__:
-            worker.send(MessageKind.DECIDE, number + body)
-        else:
+        worker = min(serving, key=lambda worker: worker.connections.load)
+        kind, message = MessageKind.DECIDE, body
+        if caller is not None and worker.version == __version__:
             pairs = caller.headers
-            told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
-            text = json.dumps([caller.peer, told]).encode()
-            size = len(text).to_bytes(4, "big")
-            worker.send(MessageKind.DECIDE_FOR, number + size + text + body)
+            headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
+            text = json.dumps([caller.peer, headers]).encode()
+            kind = MessageKind.DECIDE_FOR
+            message = len(text).to_bytes(4, "big") + text + body
         try:
-            async with asyncio.timeout(_DECIDE_SECONDS):
-                return await answer
+            answer = await worker.ask(kind, message, _DECIDE_SECONDS)
         except TimeoutError:
             return Refusal(StatusCode.UNAVAILABLE, "the worker did not answer: see the log")
-        finally:
-            worker.asked.pop(number, None)
-
-    def _next_number(self) -> bytes:
-        self._number = (self._number + 1) % (1 << 32)
-        return self._number.to_bytes(4, "big")
+        if answer is None:
+            return Refusal(StatusCode.UNAVAILABLE, _ENDED)
+        code, content = answer[0], answer[1:]
+        return Refusal(StatusCode(code), content.decode()) if code else content

@@ -9,6 +9,7 @@ from typing import Final
 
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.eventloop.clock import elapsed_us
+from ratelimit_service.grpc.call_batch import CallBatch, Pending, answer_each, rank_of
 from ratelimit_service.grpc.h2.admission import (
     FRESH_US,
     in_time,
@@ -23,13 +24,11 @@ from ratelimit_service.grpc.h2.connection import (
     Event,
     Message,
     Methods,
-    Received,
 )
 from ratelimit_service.grpc.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
-from ratelimit_service.grpc.h2.gathered import Gathered, Pending, answer_each, rank_of
 from ratelimit_service.grpc.h2.limits import MAX_WATCHES
-from ratelimit_service.grpc.h2.overload import Overload
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
+from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.service import NEVER, RANKS, Refusal, Service, counted_until
 from ratelimit_service.wire import METHOD, SERVICE
@@ -65,7 +64,7 @@ class ServiceCalls:
         self._service = service
         self._health = health
         self._overload = overload
-        self._gathered: dict[tuple[int, bool, int], Gathered] = {}
+        self._gathered: dict[tuple[int, bool, int], CallBatch] = {}
         """The calls of this turn that are to be decided, by what they have in common: about how
         long their callers wait, whether nobody asks who they are, and their rank."""
         self._pending = Pending(service)
@@ -78,9 +77,8 @@ class ServiceCalls:
         self._watches: dict[Client, dict[int, asyncio.Task[None]]] = {}
         """The calls that wait for changes of health, by their connections and streams."""
 
-    def handle(self, client: Client, received: Received, visit: Visit) -> None:
+    def handle(self, client: Client, events: list[Event], visit: Visit) -> None:
         """Hands on the calls of one visit that ask for a decision, and answers the others."""
-        events = received.events
         alone = len(events) == 1
         late = None
         if visit.oldest_us > FRESH_US or client.late or any(self._pending.since_us):
@@ -100,7 +98,7 @@ class ServiceCalls:
                         self._call_all(client, calls)
                     elif calls.stream_ids:
                         arrived_us = visit.now_us - waited_us
-                        self._decide(client, calls, visit, arrived_us, unusual=received.unusual)
+                        self._decide(client, calls, visit, arrived_us)
                 elif isinstance(event, Message):
                     client.connection.sender.send(event.stream_id, reflect(event.message))
                 elif isinstance(event, Ended):
@@ -185,24 +183,23 @@ class ServiceCalls:
         for task in self._watches.get(client, {}).values():
             task.cancel()
 
-    def _decide(
-        self, client: Client, calls: Calls, visit: Visit, arrived_us: int, *, unusual: bool
-    ) -> None:
+    def _decide(self, client: Client, calls: Calls, visit: Visit, arrived_us: int) -> None:
         """Has calls decided that have come at that time, or later."""
         timeout_us = calls.head.timeout_us
         deadline_us = NEVER
         if timeout_us is not None:
             deadline_us = counted_until(arrived_us, timeout_us)
         weight = len(calls.stream_ids)
-        if unusual:
-            if max(map(len, calls.messages)) > LONG_BYTES:
+        longest = max(map(len, calls.messages))
+        if longest > USUAL_BYTES:
+            if longest > LONG_BYTES:
                 calls = self._decide_large(client, calls, deadline_us, arrived_us)
                 if not calls.stream_ids:
                     return
             weight = _weight(calls.messages)
         rank = rank_of(client.most_undecided(weight)) if self._service.waits else 0
         if visit.alone and weight == 1:
-            alone = Gathered(self._pending, rank, client, calls, deadline_us, weight)
+            alone = CallBatch(self._pending, rank, client, calls, deadline_us, weight)
             try:
                 alone.submit(visit.now_us)
             except Exception as error:
@@ -210,11 +207,11 @@ class ServiceCalls:
             return
         patience = -1 if timeout_us is None else timeout_us.bit_length()
         key = patience, calls.origins is None, rank
-        gathered = self._gathered.get(key)
-        if gathered is None:
-            self._gathered[key] = Gathered(self._pending, rank, client, calls, deadline_us, weight)
+        batch = self._gathered.get(key)
+        if batch is None:
+            self._gathered[key] = CallBatch(self._pending, rank, client, calls, deadline_us, weight)
         else:
-            gathered.add(client, calls, deadline_us, weight)
+            batch.add(client, calls, deadline_us, weight)
         client.scheduler.later(self._submit_all, weight)
 
     def _turn_away(self, client: Client, calls: Calls) -> None:
@@ -225,11 +222,11 @@ class ServiceCalls:
         denied = 0
         if looks:
             overload.looked(looks)
-            told = None if origins is None else origins[:looks]
-            found = self._service.deny_known(messages[:looks], told)
-            known = [place for place, answer in enumerate(found) if answer is not None]
-            answers = [answer for answer in found if answer is not None]
-            its_ids = [stream_ids[place] for place in known]
+            its_origins = None if origins is None else origins[:looks]
+            denials = self._service.deny_known(messages[:looks], its_origins)
+            known = [index for index, answer in enumerate(denials) if answer is not None]
+            answers = [answer for answer in denials if answer is not None]
+            its_ids = [stream_ids[index] for index in known]
             done = client.connection.sender.answer_whole(its_ids, answers)
             answer_each(self._service, client, its_ids, answers, done=done)
             denied = len(known)
@@ -243,9 +240,9 @@ class ServiceCalls:
         """Tells whoever listens of refused calls: who made some of them, and how many others."""
         if calls.origins is None:
             return
-        told = list(zip(calls.messages, calls.origins, strict=True))[: _MOST_TOLD - self._told]
-        self._told += len(told)
-        self._service.telling.turned_away(told, len(calls.stream_ids) - len(told))
+        listed = list(zip(calls.messages, calls.origins, strict=True))[: _MOST_TOLD - self._told]
+        self._told += len(listed)
+        self._service.telling.turned_away(listed, len(calls.stream_ids) - len(listed))
 
     def _decide_large(
         self, client: Client, calls: Calls, deadline_us: int, arrived_us: int
@@ -255,12 +252,12 @@ class ServiceCalls:
         Returns the others.
         """
         others = []
-        for place, message in enumerate(calls.messages):
+        for index, message in enumerate(calls.messages):
             weight = _weight((message,))
             if weight <= _MANY:
-                others.append(place)
+                others.append(index)
                 continue
-            one = _some(calls, (place,))
+            one = _some(calls, (index,))
             step = partial(self._decide_alone, client, one, deadline_us, arrived_us)
             client.in_a_turn_alone(step)
         return calls if len(others) == len(calls.messages) else _some(calls, others)
@@ -289,7 +286,7 @@ class ServiceCalls:
         rank = rank_of(client.most_undecided(weight))
         client.scheduler.hold_steps()
         try:
-            alone = Gathered(self._pending, rank, client, calls, deadline_us, weight)
+            alone = CallBatch(self._pending, rank, client, calls, deadline_us, weight)
         except Exception:
             client.scheduler.release_steps()
             raise
@@ -302,11 +299,11 @@ class ServiceCalls:
     def _submit_all(self, now_us: int) -> None:
         """Has all calls of a turn decided."""
         batches, self._gathered = self._gathered, {}
-        for gathered in batches.values():
+        for batch in batches.values():
             try:
-                gathered.submit(now_us)
+                batch.submit(now_us)
             except Exception as error:  # its fault must not cost the others their answers
-                gathered.fail(error)
+                batch.fail(error)
 
     def _call_all(self, client: Client, calls: Calls) -> None:
         """Answers calls that ask for no decision."""
@@ -401,16 +398,16 @@ def _still_open(client: Client, calls: Calls) -> Calls:
     """The calls without those that the same read has also cancelled."""
     connection = client.connection
     ids = calls.stream_ids
-    still = [place for place, stream_id in enumerate(ids) if connection.is_open(stream_id)]
+    still = [index for index, stream_id in enumerate(ids) if connection.is_open(stream_id)]
     return calls if len(still) == len(ids) else _some(calls, still)
 
 
-def _some(calls: Calls, places: Sequence[int]) -> Calls:
+def _some(calls: Calls, indices: Sequence[int]) -> Calls:
     """The calls at these places among some calls."""
     ids, messages, origins = calls.stream_ids, calls.messages, calls.origins
     return Calls(
         calls.head,
-        [ids[place] for place in places],
-        [messages[place] for place in places],
-        None if origins is None else [origins[place] for place in places],
+        [ids[index] for index in indices],
+        [messages[index] for index in indices],
+        None if origins is None else [origins[index] for index in indices],
     )

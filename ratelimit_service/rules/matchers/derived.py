@@ -19,7 +19,7 @@ from ratelimit_service.rules.matchers.matcher import Index, Matcher
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields
 
-__all__ = ["stand_ins"]
+__all__ = ["derived_matchers"]
 
 _BEFORE_NETWORKS: Final = -(2**21)
 _BEFORE_GROUPED: Final = _BEFORE_NETWORKS - 1
@@ -29,7 +29,7 @@ _AT_ONCE: Final = 500
 """Texts that are added at once: less than a millisecond's worth."""
 
 
-class _Grouped(Matcher):
+class _Derived(Matcher):
     """A matcher that is held against the network of an address, not against the address."""
 
     key: ClassVar[str] = "group"
@@ -80,21 +80,21 @@ def _grouped(value: str, known: Container[_Size]) -> Iterator[tuple[_Size, str]]
             yield size, address.text if length == whole else str(Network.around(address, length))
 
 
-class _AskedTogether(Index):
+class _GroupedIndex(Index):
     """Other matchers by the indexes of their kinds, once for each size of networks."""
 
     def __init__(self) -> None:
         self._indexes: dict[_Size, dict[type[Index], Index]] = {}
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's matcher."""
-        assert isinstance(matcher, _Asked)  # noqa: S101 -- it is the index of these
+        assert isinstance(matcher, _GroupedMatcher)  # noqa: S101 -- it is the index of these
         kind = matcher.matcher.index
         for size in _sizes(matcher.grouping):
             indexes = self._indexes.setdefault(size, {})
             if kind not in indexes:
                 indexes[kind] = kind()
-            indexes[kind].add(matcher.matcher, place)
+            indexes[kind].add(matcher.matcher, position)
 
     def completing(self) -> Iterator[None]:
         """Completes the indexes."""
@@ -115,18 +115,18 @@ class _AskedTogether(Index):
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
         return sorted(
-            place
+            position
             for size, text in _grouped(value, self._indexes)
             for index in self._indexes.get(size, {}).values()
-            for place in index.all(text)
+            for position in index.all(text)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(_Grouped):
+class _GroupedMatcher(_Derived):
     """What another matcher takes."""
 
-    index = _AskedTogether
+    index = _GroupedIndex
     text: str
     grouping: Grouping | None
     matcher: Matcher
@@ -153,43 +153,43 @@ class _ByText(Index):
     """
 
     def __init__(self) -> None:
-        self._places: dict[_Size, Table[str | int, int]] = {}
+        self._tables: dict[_Size, Table[str | int, int]] = {}
         self._lists: list[tuple[_Texts, int]] = []
         """Those with many texts, which are still to be added."""
 
-    def add(self, matcher: Matcher, place: int) -> None:
+    def add(self, matcher: Matcher, position: int) -> None:
         """Adds the next one's texts."""
         assert isinstance(matcher, _Texts)  # noqa: S101 -- it is the index of these
         if len(matcher.texts) > _AT_ONCE:
-            self._lists.append((matcher, place))
+            self._lists.append((matcher, position))
         else:
-            self._add(matcher.grouping, matcher.texts, place)
+            self._add(matcher.grouping, matcher.texts, position)
 
-    def _add(self, grouping: Grouping | None, texts: Iterable[str], place: int) -> None:
+    def _add(self, grouping: Grouping | None, texts: Iterable[str], position: int) -> None:
         for text in texts:
             for size in _sizes(grouping):
                 name = text if size[0] <= 0 else _bits_of(text, size)
                 if name is None:
                     continue
-                places = self._places.setdefault(size, {})
-                before = places.get(name)
-                if before is None or place < before:
-                    places[name] = place
-                    self._places[size] = spread(places)
+                table = self._tables.setdefault(size, {})
+                before = table.get(name)
+                if before is None or position < before:
+                    table[name] = position
+                    self._tables[size] = spread(table)
 
     def completing(self) -> Iterator[None]:
         """Adds long lists, a part at a time."""
         while self._lists:
-            matcher, place = self._lists.pop()
+            matcher, position = self._lists.pop()
             texts = iter(matcher.texts)
             while part := list(islice(texts, _AT_ONCE)):
-                self._add(matcher.grouping, part, place)
+                self._add(matcher.grouping, part, position)
                 yield
 
     def parts(self) -> Iterator[object]:
         """Those of the tables."""
-        for places in self._places.values():
-            yield from parts_of(places)
+        for table in self._tables.values():
+            yield from parts_of(table)
 
     def first(self, value: str) -> int:
         """The first declared one."""
@@ -197,21 +197,21 @@ class _ByText(Index):
 
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
-        found: list[int | None] = []
-        if _AS_IT_IS in self._places:
-            found.append(self._places[_AS_IT_IS].get(value))
+        positions: list[int | None] = []
+        if _AS_IT_IS in self._tables:
+            positions.append(self._tables[_AS_IT_IS].get(value))
         address = address_of(value)
         if address is None:
-            places = self._places.get((0, 0))
-            found.append(None if places is None else places.get(value))
+            table = self._tables.get((0, 0))
+            positions.append(None if table is None else table.get(value))
         else:
             family, number = address
             whole = IPAddress.bits_of(family)
             for length in range(whole + 1):
-                places = self._places.get((family, length))
-                if places is not None:
-                    found.append(places.get(number >> (whole - length)))
-        return sorted([place for place in found if place is not None])
+                table = self._tables.get((family, length))
+                if table is not None:
+                    positions.append(table.get(number >> (whole - length)))
+        return sorted([position for position in positions if position is not None])
 
 
 def _bits_of(text: str, size: _Size) -> int | None:
@@ -226,7 +226,7 @@ def _bits_of(text: str, size: _Size) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts(_Grouped):
+class _Texts(_Derived):
     """Just some texts."""
 
     index = _ByText
@@ -248,7 +248,7 @@ class _Texts(_Grouped):
 
 
 @dataclass(frozen=True, slots=True)
-class _Any(_Grouped):
+class _Any(_Derived):
     """Every value, after all others."""
 
     text: str
@@ -263,7 +263,7 @@ class _Any(_Grouped):
         return True
 
 
-def stand_ins(
+def derived_matchers(
     value: str, matcher: Matcher | None, grouping: Grouping | None
 ) -> tuple[Matcher, ...]:
     """The matchers that take the networks of a descriptor's value, or of what its matcher takes.
@@ -274,6 +274,6 @@ def stand_ins(
         return (_Any(""),)
     texts = (value,) if matcher is None else matcher.literals
     exact = (_Texts("", grouping, texts),) if texts else ()
-    if matcher is None or not matcher.asked:
+    if matcher is None or not matcher.beyond_literals:
         return exact
-    return (*exact, _Asked("", grouping, matcher))
+    return (*exact, _GroupedMatcher("", grouping, matcher))

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.connection import Calls
-from ratelimit_service.service import RANKS, Answer, Service
-from ratelimit_service.stores import Wanted
+from ratelimit_service.service import RANKS, Answer, Batch, Service
 
-__all__ = ["Gathered", "Pending", "rank_of"]
+__all__ = ["CallBatch", "Pending", "rank_of"]
 
 _FEW: Final = 16
 """A connection with fewer undecided calls is of the lowest rank; each doubling is one rank more."""
@@ -34,7 +32,7 @@ class Pending:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.since_us: list[dict[Gathered, int]] = [{} for _ in range(RANKS)]
+        self.since_us: list[dict[CallBatch, int]] = [{} for _ in range(RANKS)]
         """When each was handed to the store. A batch that is answered takes itself out."""
 
     def oldest_us(self, now_us: int, rank: int) -> int:
@@ -49,25 +47,26 @@ class Pending:
                 break
         return now_us - oldest_us
 
-    def begin(self, gathered: Gathered, now_us: int) -> None:
+    def begin(self, batch: CallBatch, now_us: int) -> None:
         """Notes that a batch is handed to the store."""
-        self.since_us[gathered.rank][gathered] = now_us
+        self.since_us[batch.rank][batch] = now_us
 
 
-class Gathered:
+class _Part(NamedTuple):
+    """The calls of one connection among those that are decided together."""
+
+    client: Client
+    stream_ids: list[int]
+    start: int
+    """The index of its first call."""
+    weight: int
+    """How many usual calls these are worth."""
+
+
+class CallBatch(Batch):
     """Calls of one rank whose callers wait about equally long, in the order of their handling."""
 
-    __slots__ = (
-        "_deadline_us",
-        "_messages",
-        "_origins",
-        "_parts",
-        "_pending",
-        "_starts",
-        "_weights",
-        "rank",
-        "then",
-    )
+    __slots__ = ("_parts", "_pending", "then")
 
     def __init__(
         self,
@@ -79,19 +78,11 @@ class Gathered:
         weight: int,
     ) -> None:
         """Begins with calls of a connection that are worth so many usual ones."""
+        super().__init__(calls.messages, deadline_us, rank, calls.origins)
         self._pending = pending
-        self.rank = rank
         self.then: Callable[[], None] | None = None
         """Called when all is decided."""
-        self._deadline_us = deadline_us
-        self._parts = [(client, calls.stream_ids)]
-        """The connections of the calls, each with its streams, in the order of the messages."""
-        self._starts = [0]
-        """The place of each part's first message."""
-        self._weights = [weight]
-        """How many usual calls each part is worth."""
-        self._messages = calls.messages
-        self._origins = calls.origins
+        self._parts = [_Part(client, calls.stream_ids, 0, weight)]
         client.undecided += weight
 
     def add(self, client: Client, calls: Calls, deadline_us: int, weight: int) -> None:
@@ -99,14 +90,12 @@ class Gathered:
 
         Either all calls of a batch have `origins`, or none has.
         """
-        self._deadline_us = min(self._deadline_us, deadline_us)
-        self._starts.append(len(self._messages))
-        self._parts.append((client, calls.stream_ids))
-        self._weights.append(weight)
+        self.deadline_us = min(self.deadline_us, deadline_us)
+        self._parts.append(_Part(client, calls.stream_ids, len(self.bodies), weight))
         client.undecided += weight
-        self._messages += calls.messages
-        if self._origins is not None and calls.origins is not None:
-            self._origins += calls.origins
+        self.bodies += calls.messages
+        if self.origins is not None and calls.origins is not None:
+            self.origins += calls.origins
 
     def submit(self, now_us: int) -> None:
         """Has the calls decided; each is answered on its own connection. Raises nothing.
@@ -117,32 +106,20 @@ class Gathered:
         try:
             if service.waits:
                 self._pending.begin(self, now_us)
-            wanted: Wanted = self.wants
-            if len(self._parts) == 1:
-                client, stream_ids = self._parts[0]
-                wanted = partial(client.connection.awaits, stream_ids)
-            service.submit(
-                self._messages,
-                self.answer,
-                wanted,
-                self._deadline_us,
-                self._origins,
-                self.rank,
-                now_us,
-            )
+            service.submit(self, now_us)
         except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Refuses all calls after a fault of ours."""
         service = self._pending.service
-        self.answer([service.bug(error) for _ in self._messages])
+        self.answer([service.bug(error) for _ in self.bodies])
 
-    def wants(self, place: int) -> bool:
+    def wants(self, index: int) -> bool:
         """Whether the caller of a call still waits for its answer."""
-        part = bisect_right(self._starts, place) - 1
-        client, stream_ids = self._parts[part]
-        return client.connection.is_open(stream_ids[place - self._starts[part]])
+        parts = self._parts
+        part = parts[bisect_right(parts, index, key=_start) - 1 if len(parts) > 1 else 0]
+        return part.client.connection.is_open(part.stream_ids[index - part.start])
 
     def answer(self, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
@@ -155,9 +132,9 @@ class Gathered:
             except Exception as error:
                 service.bug(error)
                 self.then()  # else no large call would ever be decided again
-        for at, (client, stream_ids) in enumerate(self._parts):
-            client.undecided -= self._weights[at]
-            start, done = self._starts[at], 0
+        for client, stream_ids, start, weight in self._parts:
+            client.undecided -= weight
+            done = 0
             try:
                 done = client.connection.sender.answer_whole(stream_ids, answers, start)
                 if done < len(stream_ids):
@@ -170,6 +147,10 @@ class Gathered:
                     client.flush_soon()
             except Exception as error:  # nothing more can be said to this client
                 client.fail(error)
+
+
+def _start(part: _Part) -> int:
+    return part.start
 
 
 def answer_each(
@@ -185,8 +166,8 @@ def answer_each(
     `answers[start]` is that of the first. A fault with one of them costs no other its answer.
     """
     try:
-        for place, stream_id in enumerate(stream_ids[done:], start + done):
-            _answer_one(service, client, stream_id, answers[place])
+        for index, stream_id in enumerate(stream_ids[done:], start + done):
+            _answer_one(service, client, stream_id, answers[index])
     except Exception as error:  # nothing more can be said to this client
         client.fail(error)
 

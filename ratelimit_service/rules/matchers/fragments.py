@@ -1,8 +1,8 @@
-"""Patterns by pieces of their text: which of thousands may take a value.
+"""Patterns by fragments of their text: which of thousands may take a value.
 
-Each pattern is filed under one piece: how it begins, how it ends, or a few characters from between
-its stars, whichever the fewest others are filed under. Only patterns whose piece a value has are
-compared with the value. What must not live here: what a pattern takes (`pattern`).
+Each pattern is filed under one fragment: how it begins, how it ends, or a few characters from
+between its stars, whichever the fewest others are filed under. Only patterns whose fragment a value
+has are compared with the value. What must not live here: what a pattern takes (`pattern`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from ratelimit_service.containers.spread import LARGE, SpreadList, Table, parts_of, spread
 from ratelimit_service.rules.matchers.effort import EFFORT
 
-__all__ = ["Pieces"]
+__all__ = ["FragmentIndex"]
 
 _T = TypeVar("_T")
 
@@ -28,33 +28,33 @@ _CUT: Final = 4
 _LOOK_UP: Final = 16
 """What a look-up takes, in the unit of `effort.MOST_AT_ONCE`."""
 
-_Piece = tuple[int, str]
-"""Where a piece stands, and the piece."""
+_Part = tuple[int, str]
+"""Where a fragment stands, and the fragment."""
 
 
 class _Filed(NamedTuple, Generic[_T]):
-    """A thing with the fewest characters that its pattern takes, and how many pieces it has."""
+    """A thing with the fewest characters that its pattern takes, and how many fragments it has."""
 
     least: int
-    pieces: int
+    fragments: int
     thing: _T
 
 
-class Pieces(Generic[_T]):
-    """Things that have a pattern each. The pieces of a pattern are what stands between its `*`."""
+class FragmentIndex(Generic[_T]):
+    """Things that have a pattern each. A pattern's fragments are what stands between its `*`."""
 
     __slots__ = ("_by_part", "_lengths", "_others", "_texts", "_within")
 
     def __init__(self) -> None:
-        self._by_part: Table[_Piece, list[_Filed[_T]]] = {}
+        self._by_part: Table[_Part, list[_Filed[_T]]] = {}
         self._lengths: Counter[tuple[int, int]] = Counter()
-        """Where the pieces in use stand, how long they are, and how many there are."""
+        """Where the fragments in use stand, how long they are, and how many there are."""
         self._within: dict[str, Counter[int]] = {}
         """Of those between stars: by the first character, their lengths."""
         self._texts: dict[str, Table[str, None]] = {}
-        """By the first character, these pieces."""
+        """By the first character, these fragments."""
         self._others: SpreadList[_Filed[_T]] = SpreadList()
-        """Those that have no piece which is not too many others' already: all are compared."""
+        """Those that have no fragment which is not too many others' already: all are compared."""
 
     def __bool__(self) -> bool:
         return len(self._by_part) > 0
@@ -66,11 +66,11 @@ class Pieces(Generic[_T]):
         for texts in self._texts.values():
             yield from parts_of(texts)
 
-    def add(self, pieces: Sequence[str], thing: _T) -> None:
-        """Takes in a thing with a pattern of these pieces."""
-        filed = _Filed(sum(map(len, pieces)), len(pieces), thing)
+    def add(self, fragments: Sequence[str], thing: _T) -> None:
+        """Takes in a thing with a pattern of these fragments."""
+        filed = _Filed(sum(map(len, fragments)), len(fragments), thing)
         least, part, here = LARGE, None, None
-        for each in _parts(pieces):
+        for each in _parts(fragments):
             alike = self._by_part.get(each)
             if (0 if alike is None else len(alike)) < least:
                 part, here = each, alike
@@ -91,10 +91,10 @@ class Pieces(Generic[_T]):
             else:
                 self._lengths[where, len(text)] += 1
 
-    def remove(self, pieces: Sequence[str], thing: _T) -> None:
-        """Lets go of a thing that was added with these pieces."""
-        filed = _Filed(sum(map(len, pieces)), len(pieces), thing)
-        for part in _parts(pieces):
+    def remove(self, fragments: Sequence[str], thing: _T) -> None:
+        """Lets go of a thing that was added with these fragments."""
+        filed = _Filed(sum(map(len, fragments)), len(fragments), thing)
+        for part in _parts(fragments):
             alike = self._by_part.get(part)
             if alike is not None and filed in alike:
                 alike.remove(filed)
@@ -104,7 +104,7 @@ class Pieces(Generic[_T]):
                 return
         self._others = SpreadList([each for each in self._others if each != filed])
 
-    def _forget(self, part: _Piece) -> None:
+    def _forget(self, part: _Part) -> None:
         where, text = part
         if where == _WITHIN:
             lengths = self._within[text[0]]
@@ -122,14 +122,14 @@ class Pieces(Generic[_T]):
     def likely(self, value: str) -> list[_T]:
         """Those whose pattern may take a value. Its cost counts against the effort of a turn."""
         by_part = self._by_part
-        found: list[_Filed[_T]] = [*self._others]
+        candidates: list[_Filed[_T]] = [*self._others]
         looked = len(self._lengths)
         size = len(value)
         for where, length in self._lengths:
             if length > size:
                 continue
             text = value[:length] if where == _BEGIN else value[-length:]
-            found += by_part.get((where, text)) or ()
+            candidates += by_part.get((where, text)) or ()
         within = self._within
         for first in within if len(within) < size else set(value):
             looked += 1
@@ -139,37 +139,37 @@ class Pieces(Generic[_T]):
                 texts = self._having(value, first) if fewer else self._cut(value, first)
                 looked += min(begun, sum(within[first].values())) * len(within[first])
                 for text in texts:
-                    found += by_part.get((_WITHIN, text)) or ()
-        likely = [each for each in found if each.least <= size]
-        looked += len(found) + sum([min(each.pieces, size) for each in likely])
+                    candidates += by_part.get((_WITHIN, text)) or ()
+        likely = [each for each in candidates if each.least <= size]
+        looked += len(candidates) + sum([min(each.fragments, size) for each in likely])
         EFFORT.rest -= looked * _LOOK_UP + len(likely) * size
         return [each.thing for each in likely]
 
     def _having(self, value: str, first: str) -> Collection[str]:
-        """The pieces with this first character that a value has, each looked for."""
+        """The fragments with this first character that a value has, each looked for."""
         return [text for text in self._texts[first] if text in value]
 
     def _cut(self, value: str, first: str) -> Collection[str]:
-        """What a value has with this first character that is as long as a piece with it."""
-        found: set[str] = set()
+        """What a value has with this first character that is as long as a fragment with it."""
+        substrings: set[str] = set()
         at = value.find(first)
         while at >= 0:
             for length in self._within[first]:
-                found.add(value[at : at + length])
+                substrings.add(value[at : at + length])
             at = value.find(first, at + 1)
-        return found
+        return substrings
 
 
-def _parts(pieces: Sequence[str]) -> list[_Piece]:
-    """Under which pieces a pattern may be filed; the earlier ones are found with less work."""
-    first, *middle, last = pieces
-    found: list[_Piece] = []
+def _parts(fragments: Sequence[str]) -> list[_Part]:
+    """Under which fragments a pattern may be filed; the earlier ones are found with less work."""
+    first, *middle, last = fragments
+    parts: list[_Part] = []
     if first:
-        found.append((_BEGIN, first))
+        parts.append((_BEGIN, first))
     if last:
-        found.append((_END, last))
-    for piece in middle:
-        found.append((_WITHIN, piece[:_CUT]))
-        if len(piece) > _CUT:
-            found.append((_WITHIN, piece[-_CUT:]))
-    return found or [(_BEGIN, "")]
+        parts.append((_END, last))
+    for fragment in middle:
+        parts.append((_WITHIN, fragment[:_CUT]))
+        if len(fragment) > _CUT:
+            parts.append((_WITHIN, fragment[-_CUT:]))
+    return parts or [(_BEGIN, "")]

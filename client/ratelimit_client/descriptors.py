@@ -23,15 +23,18 @@ def request_of(
     domain: str, descriptors: tuple[Described, ...], entries: Entries, cost: int
 ) -> Request:
     """The descriptors that are given, and one more of the keywords."""
-    found = [each if isinstance(each, Descriptor) else Descriptor.of(each) for each in descriptors]
+    listed = [
+        described if isinstance(described, Descriptor) else Descriptor.of(described)
+        for described in descriptors
+    ]
     if entries:
-        found.append(Descriptor.of(entries))
-    return Request(domain, tuple(found), cost)
+        listed.append(Descriptor.of(entries))
+    return Request(domain, tuple(listed), cost)
 
 
 def reserving(request: Request) -> Request:
     """The same. Raises BadRequestError if nothing in it can be settled."""
-    if all(each.cost is not None for each in request.descriptors):
+    if all(descriptor.cost is not None for descriptor in request.descriptors):
         raise BadRequestError(
             "every descriptor has a cost of its own: a budget settles those that have none"
         )
@@ -47,11 +50,11 @@ def computed(
 ) -> tuple[tuple[Entries, ...], int]:
     """The entries of each descriptor, and the cost, for one call of a decorated function."""
     every = (*descriptors, entries) if entries else descriptors
-    found = tuple(
+    values = tuple(
         {
             key: value(*arguments, **keywords) if callable(value) else value
-            for key, value in each.items()
+            for key, value in described.items()
         }
-        for each in every
+        for described in every
     )
-    return found, cost(*arguments, **keywords) if callable(cost) else cost
+    return values, cost(*arguments, **keywords) if callable(cost) else cost

@@ -14,12 +14,12 @@ from functools import partial
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.eventloop.slices import slowly
+from ratelimit_service.grpc.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.grpc.h2.budget import Memory
-from ratelimit_service.grpc.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.frames import ErrorCode
-from ratelimit_service.grpc.h2.overload import Overload
 from ratelimit_service.grpc.health import HealthService
+from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.tls import TLS
 from ratelimit_service.net import listening
 from ratelimit_service.net.accepting import Acceptor, ConnectionLimiter, peer_of

@@ -10,8 +10,8 @@ from ratelimit_service import __version__
 from ratelimit_service.eventloop.slices import SLICE
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import MessageKind
+from ratelimit_service.runtime.worker_pool import WorkerPool
 from ratelimit_service.runtime.worker_process import WorkerProcess
-from ratelimit_service.runtime.workers_asked import AskedWorkers
 from tests.grpc.served_ends import rounds
 from tests.runtime.seen import stand_in
 
@@ -32,7 +32,7 @@ class Reporting(WorkerProcess):
 
     def report(self) -> None:
         """Answers the last one who has asked."""
-        self.answered(MessageKind.REPORTED, self.asked_for[-1])
+        self.answered(self.asked_for[-1])
 
     def close(self) -> None:
         for each in self._ends:
@@ -41,7 +41,7 @@ class Reporting(WorkerProcess):
 
 async def test_many_scrapes_share_a_report() -> None:
     """A scrape gets counts until now. Those that come while workers report share the next one."""
-    workers, worker = AskedWorkers(), Reporting()
+    workers, worker = WorkerPool(), Reporting()
     stand_in(workers, worker)
 
     first = [asyncio.create_task(workers.collect()) for _ in range(100)]
@@ -68,7 +68,7 @@ async def test_many_scrapes_share_a_report() -> None:
 
 async def test_a_scrape_that_goes_does_not_end_the_report_of_others() -> None:
     """Whoever hangs up takes nothing from those that wait for the same report."""
-    workers, worker = AskedWorkers(), Reporting()
+    workers, worker = WorkerPool(), Reporting()
     stand_in(workers, worker)
     gone, stays = (asyncio.create_task(workers.collect()) for _ in range(2))
     await rounds()

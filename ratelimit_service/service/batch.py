@@ -1,0 +1,127 @@
+"""A batch: serialized requests that are decided together, from whoever brings them to the answers.
+
+What must not live here: how they are planned, charged and answered (`service`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.model.refusal import Answer
+from ratelimit_service.service.planned import PlannedRequest
+from ratelimit_service.service.tracer import Traced
+from ratelimit_service.stores import DROPPED, NEVER, Settled
+
+__all__ = ["AwaitedBatch", "Batch", "CallbackBatch"]
+
+
+class Batch:
+    """Whoever brings requests says in a class of its own how they are answered."""
+
+    __slots__ = (
+        "bodies",
+        "deadline_us",
+        "failed",
+        "finished",
+        "indices",
+        "origins",
+        "planned",
+        "rank",
+        "started_us",
+        "traced",
+    )
+
+    def __init__(
+        self,
+        bodies: list[bytes],
+        deadline_us: int = NEVER,
+        rank: int = 0,
+        origins: list[CallOrigin] | None = None,
+    ) -> None:
+        self.bodies = bodies
+        self.deadline_us = deadline_us
+        """Until when they may be counted, by `clock.elapsed_us` (`counted_until`)."""
+        self.rank = rank
+        """A store sends requests of a lower rank first, as `Store.charge` says."""
+        self.origins = origins
+        """Who has made the calls; None where nobody has looked (`Telling.wants_origins`)."""
+        self.started_us = 0
+        """When the service got them, by `clock.elapsed_us`."""
+        self.planned: list[PlannedRequest | Answer] = []
+        """Their plans, or answers that need none."""
+        self.indices: list[int] | None = None
+        """Which of them are charged, if not all."""
+        self.finished = False
+        self.failed = False
+        """Whether a fault of ours has refused what was to be charged."""
+        self.traced: Sequence[Traced] = ()
+        """Which of them become spans."""
+
+    def answer(self, answers: list[Answer]) -> None:
+        """Takes the answers, in the order of the requests. It is called once."""
+        raise NotImplementedError
+
+    def wants(self, index: int) -> bool:  # noqa: ARG002 -- that is for who knows
+        """Whether somebody still waits for this answer."""
+        return True
+
+    def wants_charged(self, index: int) -> bool:
+        """The same of a request among those that are charged."""
+        return self.wants(index if self.indices is None else self.indices[index])
+
+    def of_all(self, charged: Sequence[Settled]) -> Sequence[Settled]:
+        """What each request came to, also those that had nothing to charge."""
+        if self.indices is None:
+            return charged
+        settled = [
+            one.settled if isinstance(one, PlannedRequest) else DROPPED for one in self.planned
+        ]
+        for index, each in zip(self.indices, charged, strict=True):
+            settled[index] = each
+        return settled
+
+
+class AwaitedBatch(Batch):
+    """Requests whose caller waits for the answers."""
+
+    __slots__ = ("future",)
+
+    def __init__(
+        self,
+        bodies: list[bytes],
+        deadline_us: int = NEVER,
+        origins: list[CallOrigin] | None = None,
+    ) -> None:
+        super().__init__(bodies, deadline_us, 0, origins)
+        self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+
+    def answer(self, answers: list[Answer]) -> None:
+        """See `Batch`."""
+        if not self.future.done():  # it is, if the task that waits for it was cancelled
+            self.future.set_result(answers)
+
+    def wants(self, index: int) -> bool:  # noqa: ARG002 -- all or none
+        """See `Batch`."""
+        return not self.future.done()
+
+
+class CallbackBatch(Batch):
+    """Requests whose answers a function takes."""
+
+    __slots__ = ("_done",)
+
+    def __init__(
+        self,
+        bodies: list[bytes],
+        done: Callable[[list[Answer]], None],
+        deadline_us: int = NEVER,
+        origins: list[CallOrigin] | None = None,
+    ) -> None:
+        super().__init__(bodies, deadline_us, 0, origins)
+        self._done = done
+
+    def answer(self, answers: list[Answer]) -> None:
+        """See `Batch`."""
+        self._done(answers)
