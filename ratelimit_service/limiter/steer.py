@@ -210,8 +210,8 @@ def _changed(
     if ruling.limit is None and not more:
         if not (ruling.grants and compiled.spec.advances):
             return compiled
-        limit = old._replace(advances=False)  # the store decides whether a grant is needed
-        return compiled._replace(limit=limit, spec=_spec(limit))
+        # The store decides whether a grant is needed.
+        return compiled._replace(spec=_plain(compiled.spec))
     algorithm = ALGORITHMS[old.algorithm]
     number, kept = old.requests_per_unit, old.reserved
     if ruling.limit is not None:
@@ -239,6 +239,13 @@ def _changed(
         near_limit=near_limit,
         near_remaining=spec.limit - near_limit,
     )
+
+
+@lru_cache(4096)
+def _plain(spec: CounterSpec) -> CounterSpec:
+    """The same, of which nothing is given ahead."""
+    form = spec.form._replace(advances=False)
+    return CounterSpec(spec.algorithm, spec.limit, spec.window_us, spec.rate, spec.reserved, form)
 
 
 def _in_force(ruling: Ruling, limit: Limit, now_us: int) -> Ruling:

@@ -25,6 +25,11 @@ _WAYS = {
     "sub-counters": _MINUTE._replace(algorithm="sliding_window", buckets=6),
 }
 
+_BUCKETS = {
+    name: Limit(600, Unit.MINUTE, algorithm=name, burst=2_000, advances=True)
+    for name in ("token_bucket", "leaky_bucket")
+}
+
 _every_way = pytest.mark.parametrize("limit", _WAYS.values(), ids=_WAYS)
 
 
@@ -258,3 +263,32 @@ async def test_wherever_counters_lie(
         for process in two:
             process.advances.hand_back_all()
             await process.quiet()
+
+
+@pytest.mark.parametrize("limit", _BUCKETS.values(), ids=_BUCKETS)
+async def test_an_advance_of_a_bucket_lives_for_a_twentieth_of_it(
+    processes: list[Process], clock: Time, limit: Limit
+) -> None:
+    """It ends when 5 % of the burst could have come back; what is unspent then leaks as any hit."""
+    one, _ = processes
+    await one.admitted(40, hit(limit))
+    assert one.advances.held(hit(limit)) > 0
+
+    clock.now_us += 10 * SECOND * 999 // 1000 - 2_001
+    assert one.advances.held(hit(limit)) > 0
+    clock.now_us += 1
+
+    assert one.advances.held(hit(limit)) == 0
+
+
+@pytest.mark.parametrize("limit", _BUCKETS.values(), ids=_BUCKETS)
+async def test_a_leased_bucket_keeps_a_twentieth_free(
+    processes: list[Process], limit: Limit
+) -> None:
+    """At one moment 95 % of the burst pass, so that what is spent late never makes more of it."""
+    one, other = processes
+
+    passed = await one.admitted(1_500, hit(limit)) + await other.admitted(1_500, hit(limit))
+    passed += await one.admitted(1_500, hit(limit))
+
+    assert passed == 1_900

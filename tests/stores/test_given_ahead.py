@@ -18,11 +18,17 @@ _LIMITS = {
     "sub-counters": Limit(100, Unit.MINUTE, algorithm="sliding_window", buckets=6),
 }
 
+_BUCKETS = {
+    "token bucket": Limit(60, Unit.MINUTE, algorithm="token_bucket", burst=100),
+    "leaky bucket": Limit(60, Unit.MINUTE, algorithm="leaky_bucket", burst=100),
+}
+
 _every_way = pytest.mark.parametrize("way", _LIMITS)
 
 
 def _hit(way: str, addend: int = 1) -> Hit:
-    return Hit(b"{0000abcd}" + way.encode(), spec_of(_LIMITS[way]), addend)
+    limit = {**_LIMITS, **_BUCKETS}[way]
+    return Hit(b"{0000abcd}" + way.encode(), spec_of(limit), addend)
 
 
 def _advance(way: str, wanted: int, processes: int) -> Hit:
@@ -118,3 +124,11 @@ async def test_nothing_is_given_back_twice_into_another_window(
 
     assert told[0] is not None
     assert told[0].charged == 0
+
+
+@pytest.mark.parametrize("way", _BUCKETS)
+async def test_buckets_give_of_what_is_free(redis_store: RedisStore, clock: Time, way: str) -> None:
+    """In a bucket it is half of what is free at that moment, and it leaks away as any hits."""
+    hits = [_hit(way, 40), _advance(way, 90, 1), _hit(way, 33), _hit(way, 32)]
+
+    assert await _both(redis_store, clock, way, hits) == [40, 30, 0, 32]

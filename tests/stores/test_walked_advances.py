@@ -87,3 +87,36 @@ async def test_the_books_are_right_after_each_step(
                 if clock.now_us >= begun + MINUTE - SECOND:
                     break
                 await walk.check()
+
+
+_BURST, _RATE = 200, 600
+"""Of a bucket in hits, and in hits a minute: an advance lives for a second."""
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+@pytest.mark.parametrize("pause_us", [SECOND // 20, 3 * SECOND])
+async def test_in_no_time_a_bucket_admits_more_than_burst_and_rate(
+    redis_server: RedisServer, clock: Time, algorithm: str, pause_us: int
+) -> None:
+    """However two processes spend what they hold: in any span the burst and what comes back."""
+    chance = Random(f"{_SEED} {algorithm} {pause_us}")
+    limit = Limit(_RATE, Unit.MINUTE, algorithm=algorithm, burst=_BURST, advances=True)
+    moments: list[tuple[int, int]] = []
+    async with two_processes(redis_server, clock) as two:
+        for _ in range(_STEPS):
+            process = chance.choice(two)
+            clock.now_us += chance.randrange(pause_us)
+            process.advances.hand_back_idle()
+            await process.quiet()
+            addend = chance.choice((1, 1, 1, 2, 9))
+            many = chance.randrange(1, 12)
+            found = await process.ask(*[(hit(limit, addend),)] * many)
+            passed = addend * sum(settled.verdict.passes for settled in found)
+            moments.append((clock.now_us, passed))
+        assert any(process.stats.leased_hits["spent"] > 0 for process in two)
+
+    for first, (begin_us, _) in enumerate(moments):
+        total = 0
+        for now_us, passed in moments[first:]:
+            total += passed
+            assert total * MINUTE <= _BURST * MINUTE + _RATE * (now_us - begin_us)

@@ -119,6 +119,7 @@ class _Balance:
         "unspent",
         "until_us",
         "used_us",
+        "window",
     )
 
     def __init__(self, hit: Hit, now_us: int) -> None:
@@ -131,7 +132,9 @@ class _Balance:
         self.at_us = 0
         """When the last advance was charged."""
         self.until_us = 0
-        """The end of the window that the hits lie in, which names it."""
+        """When the counter is as new."""
+        self.window = 0
+        """Names the window that the hits lie in: its end; in a bucket, when they were counted."""
         self.end_us = 0
         """From then on nothing is spent."""
         self.returns_us = NEVER
@@ -305,7 +308,7 @@ class Advances:
             taken.outcomes[at] = outcome
             taken.ats.append(at)
             taken.balances.append(balance)
-            taken.windows.append(balance.until_us)
+            taken.windows.append(balance.window)
         return taken
 
     def _charge_rest(
@@ -356,7 +359,7 @@ class Advances:
     def _put_back(self, taken: _Taken, at: int, balance: _Balance, window: int) -> None:
         """Puts hits of a denied request back into the balance of the window they came from."""
         outcome, addend = taken.outcomes[at], taken.hits[at].addend
-        if balance.until_us == window and not balance.gone and self._clock() < balance.end_us:
+        if balance.window == window and not balance.gone and self._clock() < balance.end_us:
             balance.unspent += addend
         else:
             self._hits["lost"] += addend
@@ -396,8 +399,11 @@ class Advances:
         return balance
 
     def _ahead_us(self, balance: _Balance) -> int:
-        part_us = balance.hit.spec.window_us // _PARTS
-        return min(max(_LEAST_AHEAD_US, 2 * self._round_trip_us, part_us), _MOST_AHEAD_US)
+        spec = balance.hit.spec
+        ahead_us = max(_LEAST_AHEAD_US, 2 * self._round_trip_us, spec.window_us // _PARTS)
+        if spec.rate and spec.algorithm.advance is not None:  # in a bucket it lives no longer
+            ahead_us = min(ahead_us, spec.algorithm.advance(spec, 0))
+        return min(ahead_us, _MOST_AHEAD_US)
 
     def _ask(self, balance: _Balance, now_us: int, rank: int) -> None:
         """Asks for what is needed ahead, at the pace of late, less what is held."""
@@ -440,10 +446,14 @@ class Advances:
         lives_us = spec.algorithm.advance(spec, outcome.reset_us)
         lives_us = lives_us * _PERMILLE // 1000 - _MARGIN_US
         end_us = asked_us + min(lives_us, _LONGEST_US)
-        if balance.until_us != until_us and balance.unspent:
+        window = at_us if spec.rate else until_us
+        if balance.window != window and balance.unspent:
             self._end(balance)  # of an earlier window
+        balance.window = window
         balance.unspent += outcome.charged
-        balance.low = balance.unspent // 2
+        # Of a bucket only one is held, as each ends by itself: the next is asked for when it is
+        # spent.
+        balance.low = 0 if spec.rate else balance.unspent // 2
         balance.at_us, balance.until_us, balance.end_us = at_us, until_us, end_us
         balance.resets_us = asked_us + outcome.reset_us
         counts_on = lives_us > _LONGEST_US or spec.algorithm.ticks
