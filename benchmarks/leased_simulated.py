@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ratelimit_service.algorithms import settle, spec_of
 from ratelimit_service.model import Hit, Limit, Outcome, State, Step, Unit
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Wanted, always, judge
+from ratelimit_service.stores import NEVER, Done, Look, Outcomes, Settled, Wanted, always, judge
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis.advances import Advances
 
@@ -142,6 +142,10 @@ class _Server:
         """Takes hits back half a round trip later."""
         self.sent += 1
         self._world.later(_ROUND_TRIP_US // 2, lambda: told(self._settle([hit])))
+
+    async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
+        """Nobody looks."""
+        return [None] * len(peeks)
 
     def processes(self, _hit: Hit) -> int:
         """All know how many they are."""

@@ -72,7 +72,9 @@ def _standing(counter: Any) -> str:
     ends = counter["ends_seconds"]
     until = "" if ends is None else f"; ends in {_seconds(ends)}, at {counter['ends']}"
     over = ", none left" if counter["over"] else f", {counter['remaining']} left"
-    return f"{name}{counter['limit']}: {counter['count']} used{over}{until}"
+    held = counter.get("held_here", 0)
+    unspent = f" ({held} of them held by the process that was asked)" if held else ""
+    return f"{name}{counter['limit']}: {counter['count']} used{unspent}{over}{until}"
 
 
 def _lines(answer: Any) -> Iterator[str]:

@@ -87,7 +87,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
     )
     overrides, records = OverridesInRedis(store, health), RedisBoard(store)
     queues = RedisQueues(store, settings.queue_length)
-    look, states = store.look, store.shard_states
+    states = store.shard_states
     behind: Store = store
     known_over: KnownOver = unknown
     if settings.local_cache_bytes:
@@ -99,7 +99,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         advances,
         None,
         store.shard_of,
-        look,
+        advances.look,
         store.forget,
         overrides,
         records,

@@ -55,12 +55,14 @@ def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
 class Look(NamedTuple):
     """A counter as it stands: the outcome of a peek, and the state where that holds a list.
 
-    `at_us` is the time of the clock that counts.
+    `at_us` is the time of the clock that counts. Of the hits on it, this process holds as many as
+    `held`: they are counted, and not spent.
     """
 
     outcome: Outcome
     state: State | None
     at_us: int
+    held: int = 0
 
 
 class ShardState(NamedTuple):

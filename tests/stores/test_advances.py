@@ -292,3 +292,18 @@ async def test_a_leased_bucket_keeps_a_twentieth_free(
     passed += await one.admitted(1_500, hit(limit))
 
     assert passed == 1_900
+
+
+async def test_a_look_tells_what_is_held_here(processes: list[Process]) -> None:
+    """Hits that are counted ahead lie on the counter; operators see which process holds them."""
+    one, other = processes
+    await one.admitted(40, hit())
+
+    (look,) = await one.advances.look([hit(addend=0)])
+    (there,) = await other.advances.look([hit(addend=0)])
+
+    assert look is not None
+    assert there is not None
+    assert look.held == one.advances.held(hit()) > 0
+    assert there.held == 0
+    assert 1_000 - look.outcome.remaining == 40 + look.held

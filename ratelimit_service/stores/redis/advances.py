@@ -35,6 +35,7 @@ from ratelimit_service.stores import (
     NEVER,
     Done,
     KnownOver,
+    Look,
     Outcomes,
     Settled,
     Store,
@@ -93,6 +94,9 @@ class Lender(Protocol):
 
     def hand_back(self, hit: Hit, told: Callable[[Outcomes | None], None], /) -> None:
         """Gives hits back as soon as the server is there, and at most once."""
+
+    async def look(self, peeks: Sequence[Hit], /) -> list[Look | None]:
+        """How these counters stand."""
 
     def processes(self, hit: Hit, /) -> int:
         """How many processes count where this counter lies, as last known."""
@@ -225,6 +229,19 @@ class Advances:
         """How many hits of this limit this process holds."""
         balance = self._balances.get((hit.key, hit.spec.limit))
         return balance.unspent if balance is not None and self._clock() < balance.end_us else 0
+
+    async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
+        """How these counters stand, and what this process holds of them, by whichever limit."""
+        looks = await self._lender.look(peeks)
+        held = dict.fromkeys([peek.key for peek in peeks], 0)
+        now_us = self._clock()
+        for (key, _), balance in self._balances.items():
+            if key in held and now_us < balance.end_us:
+                held[key] += balance.unspent
+        return [
+            look and look._replace(held=held[peek.key])
+            for peek, look in zip(peeks, looks, strict=True)
+        ]
 
     def known_over(self, hits: Sequence[Hit]) -> Settled | None:
         """What becomes of a request that is known to be over, and that no balance can pay."""
