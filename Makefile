@@ -26,7 +26,7 @@ help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
-	@echo "make unit      run the tests that open no socket and start no process, in one to two minutes; ARGS=\"-k name\" for some"
+	@echo "make unit      run the tests that open no port and start no process, in one to two minutes; ARGS=\"-k name\" for some"
 	@echo "make test      run the tests, which get what they need; ARGS=\"-k name\" for some"
 	@echo "make tools     get at once what tests get one by one, and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, leftovers"
@@ -193,8 +193,9 @@ $(COMPILED)/.compiled: $(SOURCES) pyproject.toml requirements-compile.txt
 	@$(COMPILED)/bin/python -c 'import os, sysconfig; \
 		os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || \
 		(echo "the headers of Python are missing: sudo apt install python3-dev"; exit 1)
-	@$(call STEP,install-compiled,2 of 3,machine code; this takes a minute or two) \
-		RATELIMIT_COMPILED=1 $(COMPILED)/bin/pip wheel --quiet --disable-pip-version-check \
+	@# pip shows that it is still at it.
+	@$(call STEP,install-compiled,2 of 3,machine code; this takes seven minutes of one core) \
+		RATELIMIT_COMPILED=1 $(COMPILED)/bin/pip wheel --disable-pip-version-check \
 		--no-deps --no-build-isolation --wheel-dir dist .
 	@$(call STEP,install-compiled,3 of 3,the service itself) \
 		$(COMPILED)/bin/pip install --quiet --disable-pip-version-check \

@@ -32,13 +32,15 @@ _TOP = Path(__file__).parents[1]
 _TOOLS = _TOP / ".tools"
 
 _OPENS = re.compile(
-    r"(socket|subprocess|multiprocessing|grpc|tests\.servers"
-    r"|ratelimit_service\.(http|grpc\.grpcio|grpc\.h2\.server|net\.listening|rules\.(child|watch)"
+    r"(subprocess|multiprocessing|grpc|http\.server|tests\.servers"
+    r"|ratelimit_service\.(http|grpc\.(grpcio|server)|net\.listening|rules\.(child|watch)"
     r"|decision_log\.process|runtime\.worker_process|stores\.redis\.store))(\.|$)"
 )
-"""Where sockets and processes come from. What names it is no unit test."""
+"""Where ports and processes come from. What names it is no unit test."""
 _OPENING = {"reload", "start_server", "open_connection"}
 """Methods that open them. Rules are built by another process when they are loaded again."""
+_CALLING = {"bind", "connect", "create_connection", "create_server", "create_unix_server"}
+"""What makes of a socket one that others can reach, or that reaches them: a pair does neither."""
 _WHOLE = re.compile(r"tests\.servers\.(envoy|chromium|image)(\.|$)")
 """What stands around a service. What names it looks at the whole."""
 
@@ -53,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A unit test that opens a socket or starts a process after all fails there."""
+    """A unit test that opens a port or starts a process after all fails there."""
     if config.getoption("--unit"):
         settings.load_profile("unit")
         sys.addaudithook(_refuse)
@@ -85,7 +87,7 @@ def _fixtures(item: pytest.Function) -> Iterator[object]:
 def _part(*functions: object) -> str:
     """What they name, or what of the tests' own they name names; of classes only methods named."""
     left, named, part = list(functions), set[str](), UNIT
-    seen, methods = set[object](), dict[str, list[object]]()
+    seen, methods, with_socket = set[object](), dict[str, list[object]](), False
     while left:
         used = left.pop()
         if isinstance(used, Mapping):
@@ -96,6 +98,7 @@ def _part(*functions: object) -> str:
             return E2E
         if _OPENS.match(home):
             part = INTEGRATION
+        with_socket |= home in ("socket", "_socket")
         own = isinstance(used, type | FunctionType) and home.startswith("tests.")
         if not own or used in seen:
             continue
@@ -111,7 +114,9 @@ def _part(*functions: object) -> str:
                 at_once = name in named or name.startswith("__")
                 into = left if at_once else methods.setdefault(name, [])
                 into.append(getattr(member, "fget", None) or getattr(member, "__func__", member))
-    return INTEGRATION if named & _OPENING else part
+    if named & _OPENING or (with_socket and named & _CALLING):
+        return INTEGRATION
+    return part
 
 
 def _names(code: CodeType) -> Iterator[str]:

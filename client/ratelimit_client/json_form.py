@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -68,7 +67,7 @@ def from_json(text: bytes) -> Decision:
             metadata,
             denied_until=None if allowed else _used_up_until(answer.get("quota", {})),
         )
-    except (AttributeError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+    except (AttributeError, KeyError, TypeError, RecursionError, ValueError) as error:
         raise ValueError("it is no RateLimitResponse in JSON") from error
 
 

@@ -116,7 +116,7 @@ class AdminClient:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.filename:
                 raise RateLimitError(f"{error.filename} cannot be read: {reason(error)}") from error
-            raise RateLimitError(f"the TLS files cannot be used: {error}") from error
+            raise RateLimitError(f"the TLS files cannot be used: {reason(error)}") from error
 
 
 class _UnixConnection(HTTPConnection):

@@ -27,6 +27,7 @@ from ratelimit_service.model.override import FORMAT
 from ratelimit_service.text.descriptors import override_text
 from ratelimit_service.text.display import count
 from ratelimit_service.text.display import reason as because
+from ratelimit_service.text.json_slips import json_slip
 
 if TYPE_CHECKING:
     from ratelimit_service.cli.admin_client import AdminClient
@@ -152,7 +153,8 @@ def _line(number: int, line: str) -> object:
     try:
         parsed: object = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RateLimitError(f"line {number} is no JSON: {error}") from error
+        why = json_slip(error, one_line=True)
+        raise RateLimitError(f"line {number} is no JSON: {why}") from error
     return parsed
 
 

@@ -32,6 +32,7 @@ from ratelimit_service.model.call_origin import CallOrigin, Headers
 from ratelimit_service.rules.paths import Source, parse_path, path_text
 from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.telemetry.parents import parent_of, request_id_of
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = [
     "DECISION_SCHEMA",
@@ -278,22 +279,26 @@ def read_line(text: str, moment_us: Callable[[str], int]) -> LoggedDecision:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadDecisionError(f"the line is no JSON: {error}") from error
+        raise BadDecisionError(f"the line is no JSON: {json_slip(error, one_line=True)}") from error
     if not isinstance(fields, dict) or fields.get("v") != DECISION_SCHEMA:
         raise BadDecisionError(f'the line is no decision of version {DECISION_SCHEMA} ("v")')
     if "unreadable" in fields:
         raise NothingAskedError("the request could not be read when it came")
     try:
         return LoggedDecision(moment_us(fields["time"]), read_request(fields), fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadDecisionError(f"a field is missing or not as it should be: {error}") from error
+    except KeyError as error:
+        raise BadDecisionError(f"the field or unit {error} is missing or unknown") from error
+    except ValueError as error:
+        raise BadDecisionError(f"a field is not as it should be: {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise BadDecisionError("a field is of another kind than decision logs have") from error
 
 
 def read_request(fields: Mapping[str, Any]) -> Request:
     """What a line says was asked. Raises what comes of fields that are not as they should be."""
     domain = fields["domain"]
     if not isinstance(domain, str):
-        raise TypeError("domain is no text")
+        raise ValueError("domain is no text")  # noqa: TRY004 -- told as it is
     descriptors = tuple(
         Descriptor(
             tuple(Entry(_text(key), _text(value)) for key, value in descriptor["entries"]),
@@ -308,7 +313,7 @@ def read_request(fields: Mapping[str, Any]) -> Request:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError("an entry is a pair of texts")
+        raise ValueError("an entry is a pair of texts")  # noqa: TRY004 -- told as it is
     return value
 
 

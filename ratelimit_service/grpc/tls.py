@@ -128,7 +128,7 @@ class TLSFiles:
             tls = TLS(cert, key, None, self.client_san, self.protocols)
             tls.context()  # otherwise grpcio would find out later, and tell only the client
         except (OSError, ValueError) as error:
-            raise SettingsError(f"{pair} cannot be used: {error}") from error
+            raise SettingsError(f"{pair} cannot be used: {reason(error)}") from error
         if self.client_ca is None:
             return tls
         authorities = self._content("-client-ca", self.client_ca)
@@ -137,7 +137,7 @@ class TLSFiles:
             tls.context()
         except (OSError, ValueError) as error:
             named = f"{self.flags}-client-ca {self.client_ca}"
-            raise SettingsError(f"{named} cannot be used: {error}") from error
+            raise SettingsError(f"{named} cannot be used: {reason(error)}") from error
         return tls
 
     def _content(self, flag: str, file: Path) -> bytes:

@@ -23,6 +23,7 @@ from ratelimit_service.http.route import Actor, AdminRequest, Operating, Role, R
 from ratelimit_service.http.routes.registry import routes
 from ratelimit_service.http.session import COOKIE, Session
 from ratelimit_service.service.questions import QuestionError
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["AdminListener"]
 
@@ -151,7 +152,7 @@ async def _body(request: web.Request) -> Mapping[str, object]:
     except web.HTTPRequestEntityTooLarge as error:
         raise QuestionError(f"the body is too large: at most {_MAX_BODY_BYTES} bytes") from error
     except (ValueError, RecursionError) as error:
-        raise QuestionError(f"the body is no JSON: {error}") from error
+        raise QuestionError(f"the body is no JSON: {json_slip(error)}") from error
     if not isinstance(body, dict):
         raise QuestionError("the body is no JSON object: write {…}")
     return body

@@ -6,13 +6,21 @@ from ratelimit_service.limiter.callers import RuleCallers, Seen, TopCallers
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
 from ratelimit_service.limiter.ground import DecidedBy, Ground, ground_of
 from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, holding, ruling_of
-from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
+from ratelimit_service.limiter.plan import (
+    LEASE_BYTES,
+    MAX_LIMITS,
+    Planner,
+    PlanTemplate,
+    too_many_limits,
+    unasked,
+)
 from ratelimit_service.limiter.queueing import queue_of
 from ratelimit_service.limiter.steer import SteeredPlans, grant_end, steer
 from ratelimit_service.limiter.tally import look_at_kept, tally, tally_plain, tally_within
 
 __all__ = [
     "LEASE_BYTES",
+    "MAX_LIMITS",
     "CompiledRule",
     "DecidedBy",
     "DomainOverrides",
@@ -41,5 +49,6 @@ __all__ = [
     "tally",
     "tally_plain",
     "tally_within",
+    "too_many_limits",
     "unasked",
 ]

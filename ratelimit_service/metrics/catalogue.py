@@ -229,6 +229,7 @@ CATALOGUE: tuple[Metric, ...] = (
             "too_large",
             "too_many_descriptors",
             "too_many_entries",
+            "too_many_limits",
             "unknown_unit",
         ),
         "refusals",

@@ -16,8 +16,8 @@ from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import RuleFile, parse
-from ratelimit_service.rules.slips import lines_of
 from ratelimit_service.text.display import printable
+from ratelimit_service.text.yaml_slips import lines_of
 
 __all__ = ["SKIPPED", "Linted", "lint", "lint_text"]
 

@@ -14,7 +14,7 @@ import yaml
 from ratelimit_service.rules.composer import TooDeepError, compose
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.slips import lines_of, slip
+from ratelimit_service.text.yaml_slips import lines_of, slip
 
 __all__ = ["ForeignMark", "Pair", "Path", "ReadNode", "Reader", "Unreadable"]
 

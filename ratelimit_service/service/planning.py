@@ -132,9 +132,10 @@ class Planning:
     def _plan_parts(self, split: wire.Split, snapshot: Snapshot) -> tuple[list[Plan], bool]:
         """Plans each descriptor by itself. Returns no plans if one needs the whole request.
 
-        Also tells whether all of them were remembered.
+        Also tells whether all of them were remembered. Raises BadRequestError if they have too many
+        limits.
         """
-        plans, remembered = [], True
+        plans, limits, remembered = [], 0, True
         for part in split.parts:
             plan = self._parts.get(part, snapshot.number)
             if plan is None:
@@ -148,6 +149,9 @@ class Planning:
                         return [], False
                     self._met_odd = True
             plans.append(plan)
+            limits += len(plan.hits)
+            if limits > limiter.MAX_LIMITS:
+                raise limiter.too_many_limits()
         return plans, remembered
 
     def _plan_part(self, part: bytes, split: wire.Split, snapshot: Snapshot) -> Plan | None:

@@ -53,10 +53,7 @@ __all__ = ["Service"]
 
 _SHORT_HITS: Final = 64
 """A request of more hits takes two turns of the loop: it is planned in one, charged and answered in
-another. A store that waits makes that pause by itself."""
-
-_LONG_HITS: Final = 512
-"""A request of more hits is answered in a turn of its own, too."""
+another. A store that waits makes that pause by itself, but not where overrides take some of it."""
 
 
 class Service:
@@ -177,7 +174,7 @@ class Service:
         batch = CallbackBatch(denied, given.extend, origins=known_origins)
         batch.started_us = elapsed_us()
         batch.planned, batch.traced = planned, self.telling.choose(known_origins)
-        self._settled(batch, known, in_own_turn=True)
+        self._settled(batch, known)
         for index, answer in zip(indices, given, strict=False):
             answers[index] = answer
         return answers
@@ -262,9 +259,6 @@ class Service:
             ]
         batch.planned = planned
         charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
-        if not charged:
-            self._settled(batch, [])
-            return
         wanted: Wanted = batch.wants
         if len(charged) < len(planned):  # rare
             batch.indices = [
@@ -273,12 +267,16 @@ class Service:
                 if isinstance(one, PlannedRequest) and one.hits
             ]
             wanted = batch.wants_charged
+        if not charged:
+            self._settled(batch, [])
+            return
         settled = partial(self._settled, batch)
         if steered is None:
             charge = partial(self._store.charge, charged, settled)
         else:
             charge = partial(self.steering.charge, planned, steered, settled)
-        if not self.waits and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
+        pauses = not self.waits or steered is not None
+        if pauses and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
             shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
         else:
             charge(wanted, batch.deadline_us, batch.rank)
@@ -299,13 +297,8 @@ class Service:
         """Counts and logs a fault of ours; returns what its request is answered."""
         return self._faults.request(error)
 
-    def _settled(
-        self, batch: Batch, charged: Sequence[Settled], *, in_own_turn: bool = False
-    ) -> None:
+    def _settled(self, batch: Batch, charged: Sequence[Settled]) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
-        if not in_own_turn and len(charged) == 1 and len(charged[0].outcomes) > _LONG_HITS:
-            shared_scheduler().go_on(partial(self._settled, batch, charged, in_own_turn=True))
-            return
         if batch.finished:
             if batch.failed:  # it was refused when the store failed
                 self._give_back(batch, charged, ())

@@ -17,8 +17,9 @@ from typing import Final, NamedTuple
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
-from ratelimit_service.model import NEVER_US, Entry, Hit, Override
+from ratelimit_service.model import NEVER_US, Entry, Hit, Override, Request
 from ratelimit_service.model.refusal import Answer
+from ratelimit_service.rules.matchers.effort import EFFORT, EffortSpentError
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.granting import Granting, Wish
 from ratelimit_service.service.memo import Memo
@@ -32,6 +33,9 @@ __all__ = ["Steered", "Steering"]
 _REMEMBERED: Final = 1 << 14
 _MOST_DOMAINS: Final = 4_096
 """So many domains are known to have untouched requests; then all that is found out again."""
+
+_MANY: Final = 64
+"""Descriptors of a request that takes several turns."""
 
 _SHORTEST: Final = 4
 """Bytes of a request that has a domain and a descriptor."""
@@ -228,11 +232,10 @@ class Steering:
         if memo is None:
             memo = self._memo = Memo[Steered](_REMEMBERED)
         steered = Steered(now_us, NEVER_US)
-        entries = _entries(body, split)
-        taking = [domain.overrides.taking(each) for each in entries]
+        taking = _taking(body, split, domain)
         meetings = [limiter.holding(each, now_us) for each in taking]
         if any(meetings):
-            request = wire.decode_request(body)
+            request = _request(body)
             plans = self._planning.plans(request, snapshot)
             for index, plan in enumerate(plans):
                 # A ban says nothing of hits that are given back, also where nothing counts them.
@@ -274,6 +277,22 @@ class Steering:
         return untouched
 
 
+def _taking(body: bytes, split: wire.Split | None, domain: _Domain) -> Sequence[Sequence[Override]]:
+    """The overrides that take each descriptor, also if they have ended.
+
+    Raises EffortSpentError where they take some of many: to plan these has a turn of its own.
+    """
+    name = (domain.number, body)
+    found = EFFORT.results.get(name)
+    if found is None:
+        found = [domain.overrides.taking(each) for each in _entries(body, split)]
+        if EFFORT.bounded and len(found) > _MANY and any(found):
+            EFFORT.results[name] = found
+            EFFORT.rest = 0
+            raise EffortSpentError
+    return found
+
+
 def _entries(body: bytes, split: wire.Split | None) -> list[Sequence[Entry]]:
     """The entries of each descriptor of a request; decoded only if it is unusual."""
     if split is not None:
@@ -285,7 +304,20 @@ def _entries(body: bytes, split: wire.Split | None) -> list[Sequence[Entry]]:
             found.append(entries)
         else:
             return found
-    return [each.entries for each in wire.decode_request(body).descriptors]
+    return [each.entries for each in _request(body).descriptors]
+
+
+def _request(body: bytes) -> Request:
+    """The request, which is read once however many turns it takes."""
+    name = (Request, body)
+    found = EFFORT.results.get(name)
+    if found is None:
+        found = (wire.decode_request(body),)
+        if EFFORT.bounded:
+            EFFORT.results[name] = found
+            EFFORT.rest -= len(body)
+    request: Request = found[0]
+    return request
 
 
 def _coded(domain: str) -> bytes:

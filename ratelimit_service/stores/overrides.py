@@ -19,6 +19,7 @@ from ratelimit_service.errors import OverrideError, SettingsError, StoreError
 from ratelimit_service.files.whole_file import MOST_BYTES, read_whole
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
 from ratelimit_service.text.display import reason
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["MOST_AUDITED", "Audited", "KeptOverrides", "OverridesInMemory"]
 
@@ -146,22 +147,29 @@ def _read(path: Path) -> dict[str, Override]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--overrides-file {path} cannot be read: {reason(error)}") from error
     try:
-        said = json.loads(text)
-        if said["v"] != _FILE_VERSION:
-            raise SettingsError(
-                f"--overrides-file {path} has format {said['v']!r}, and {_FILE_VERSION} is known: "
-                "another version of this program wrote it"
-            )
-        found = [read_override(each) for each in said["overrides"]]
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OverrideError,
-    ) as error:
-        raise SettingsError(
-            f"--overrides-file {path} cannot be used: {error}; mend it, or move it away"
-        ) from error
+        found = _listed(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise _unusable(path, f"it is no JSON: {json_slip(error)}") from error
+    except OverrideError as error:
+        raise _unusable(path, str(error)) from error
     return {each.id: each for each in found}
+
+
+def _listed(said: object) -> list[Override]:
+    """The overrides of a file, as JSON has it. Raises OverrideError."""
+    if not isinstance(said, dict) or not isinstance(said.get("overrides"), list):
+        raise OverrideError("it is no object with a list of overrides")
+    if said.get("v") != _FILE_VERSION:
+        raise OverrideError(
+            f'its format ("v") is not {_FILE_VERSION}: another version of this program wrote it'
+        )
+    found = []
+    for number, fields in enumerate(said["overrides"], 1):
+        if not isinstance(fields, dict):
+            raise OverrideError(f"override {number} is no object")
+        found.append(read_override(fields))
+    return found
+
+
+def _unusable(path: Path, why: str) -> SettingsError:
+    return SettingsError(f"--overrides-file {path} cannot be used: {why}; mend it, or move it away")

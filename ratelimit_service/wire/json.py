@@ -15,6 +15,8 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
 from ratelimit_service.errors import BadRequestError
+from ratelimit_service.model.limit import MAX_ADDEND
+from ratelimit_service.text.json_slips import json_slip
 from ratelimit_service.wire.json_steps import read_json
 from ratelimit_service.wire.messages import (
     POOL,
@@ -40,6 +42,14 @@ _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _MANY_DIGITS: Final = b"0" * (_MAX_DIGITS + 1)
 _SHOWN: Final = 64
 """Characters of a text that protobuf sees if its object cannot be read anyhow."""
+
+_TAKES: Final = {
+    "hits_addend": f"a whole number from 0 to {MAX_ADDEND}",
+    "is_negative_hits": "true or false",
+    "limit": 'as {"requestsPerUnit": 10, "unit": "MINUTE"}, with a whole number from 0 to '
+    f"{MAX_ADDEND}, a unit from SECOND to YEAR, and perhaps a unitMultiplier",
+}
+"""What fields take, by their names."""
 
 _MARKS: Final = b"{[:,"
 _MAX_MARKS: Final = 10_000
@@ -98,21 +108,16 @@ def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, J
     return JsonRequests(requests, True)
 
 
-_WRONG: Final = (BadRequestError, UnicodeError, RecursionError, ParseError, ValueError)
+_WRONG: Final = (BadRequestError, ParseError, ValueError, RecursionError)
 
 
-def _refusal(error: Exception, where: str = "") -> BadRequestError:
+def _refusal(
+    error: BadRequestError | ParseError | ValueError | RecursionError, where: str = ""
+) -> BadRequestError:
     """What a caller is told of what is wrong in a body, or in the request of a list."""
     if isinstance(error, BadRequestError):
         return BadRequestError(error.reason, f"{where}{error}", error.code)
-    if isinstance(error, UnicodeError):
-        reason = "it has text that is no UTF-8"
-    elif isinstance(error, json.JSONDecodeError):
-        reason = f"it is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-    elif isinstance(error, RecursionError):
-        reason = "it is nested too deep"
-    else:
-        reason = " ".join(str(error).split())
+    reason = str(error) if isinstance(error, ParseError) else json_slip(error)
     return BadRequestError("json", f"{_NONE} {where}{reason}")
 
 
@@ -233,7 +238,27 @@ def _texts(entry: object) -> dict[str, str]:
 def _parse(fields: dict[str, object], message: Message) -> None:
     """Reads what has no long texts: protobuf takes ten milliseconds for 128 KiB of them."""
     short = {name[:_SHOWN]: _cut(value) for name, value in fields.items()}
-    ParseDict(short, message, descriptor_pool=POOL)
+    try:
+        ParseDict(short, message, descriptor_pool=POOL)
+    except ParseError as error:
+        raise ParseError(_wrong_field(short, message)) from error
+
+
+def _wrong_field(values: dict[str, object], message: Message) -> str:
+    """What is wrong with values that protobuf does not take; it says so in Python's words."""
+    described = message.DESCRIPTOR
+    fields = {field.name: field for field in described.fields}
+    fields |= {field.json_name: field for field in described.fields}
+    for name, value in values.items():
+        known = fields.get(name)
+        if known is None:
+            names = ", ".join(field.json_name for field in described.fields)
+            return f"{described.name} has no field {name!r}: allowed are {names}"
+        try:
+            ParseDict({name: value}, type(message)(), descriptor_pool=POOL)
+        except ParseError:
+            return f"{name} must be {_TAKES.get(known.name, 'another value')}"
+    return f"a field of {described.name} is not as it should be"
 
 
 def _cut(value: object) -> object:

@@ -26,7 +26,7 @@ def read_json(text: str, decoder: json.JSONDecoder) -> Generator[None, None, obj
     reader = _StepReader(text, decoder)
     value = yield from reader.value(0)
     if reader.at != len(text):
-        raise reader.wrong("extra data")
+        raise reader.wrong("Extra data")
     return value
 
 
@@ -42,7 +42,7 @@ class _StepReader:
         self._move(0)
 
     def wrong(self, why: str) -> json.JSONDecodeError:
-        """The error of what stands here."""
+        """The error of what stands here, in the words of Python's reader if it has any."""
         return json.JSONDecodeError(why, self._text, self.at)
 
     def value(self, depth: int) -> Generator[None, None, object]:
@@ -80,7 +80,7 @@ class _StepReader:
         if not self._passed("}"):
             while True:
                 if not self._text.startswith('"', self.at):
-                    raise self.wrong("a name is missing")
+                    raise self.wrong("Expecting property name")
                 name = str(self._plain())
                 self._expect(":")
                 pairs.append((name, (yield from self.value(depth))))
@@ -99,7 +99,7 @@ class _StepReader:
 
     def _expect(self, mark: str) -> None:
         if not self._passed(mark):
-            raise self.wrong(f"{mark!r} is missing")
+            raise self.wrong(f"Expecting {mark!r} delimiter")
 
     def _move(self, at: int) -> None:
         blanks = _after_blanks(self._text, at)

@@ -52,6 +52,8 @@ IDLE_MS = 0.2
 QUIET_TURNS = 100
 """After so many turns in which nothing was done the server has done all that it will do."""
 
+LIMITS_OF_MANY = 16
+
 RULES = """
 domain: edge
 descriptors:
@@ -62,8 +64,14 @@ descriptors:
         descriptors:
           - key: c
             descriptors: [{key: d, rate_limit: {unit: day, requests_per_unit: 1000000000}}]
+  - key: many
+    answer: {headers: ietf}
+    rate_limits: [LIMITS]
   - {key: shown, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1000000000}}
-"""
+""".replace(
+    "LIMITS",
+    ", ".join(f"{{window: {at + 1}h, requests_per_unit: 1000000}}" for at in range(LIMITS_OF_MANY)),
+)
 DECIDE = f"/{SERVICE}/{METHOD}"
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 

@@ -18,11 +18,13 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
     SettingId,
 )
+from ratelimit_service.limiter import MAX_LIMITS
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.wire import SERVICE
 from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
 from tests.abuse.siege import (
     DECIDE,
+    LIMITS_OF_MANY,
     MAX_TURN_MS,
     REFLECT,
     Attacker,
@@ -127,6 +129,22 @@ def short(count: int, first: int = 0) -> bytes:
 async def short_descriptors(attacker: Attacker) -> None:
     calls = [attacker.call(short(250, number * 250)) for number in range(32)]
     await attacker.send(b"".join(calls))
+
+
+@attack("calls that meet as many limits as one is counted on, all of which are told")
+async def most_limits(attacker: Attacker) -> None:
+    for number in range(8):
+        values = (f"{number}-{each}" for each in range(MAX_LIMITS // LIMITS_OF_MANY))
+        descriptors = (Descriptor((Entry("many", value),)) for value in values)
+        await attacker.send(attacker.call(request(*descriptors)))
+
+
+@attack("calls that meet more limits than one is counted on")
+async def more_limits(attacker: Attacker) -> None:
+    for number in range(8):
+        values = (f"{number}-{each}" for each in range(MAX_DESCRIPTORS))
+        descriptors = (Descriptor((Entry("many", value),)) for value in values)
+        await attacker.send(attacker.call(request(*descriptors)))
 
 
 @attack("many calls of a descriptor with many entries")

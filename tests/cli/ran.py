@@ -20,18 +20,19 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}
 """
 
-SERVES_NOBODY = {"explain", "hit", "lint", "schema", "test"}
-"""Commands that need no process of their own."""
-
 
 class Ran:
-    """What a run of the command has left."""
+    """What a run of a command has left that serves nobody, in this process."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        if arguments[0] in SERVES_NOBODY or {"--help", "--check"} & set(arguments):
-            result = inside(*arguments, environment={**os.environ, **environment})
-            self.code, self.out, self.err = result
-            return
+        result = inside(*arguments, environment={**os.environ, **environment})
+        self.code, self.out, self.err = result
+
+
+class RanApart(Ran):
+    """The same in a process of its own."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
         done = subprocess.run(
             [COMMAND, *arguments],
             capture_output=True,

@@ -12,7 +12,7 @@ import pytest
 
 from ratelimit_service import __version__, compiled
 from ratelimit_service.settings import settings
-from tests.cli.ran import Ran
+from tests.cli.ran import Ran, RanApart
 from tests.servers.process import free_port
 from tests.servers.redis import SharedRedis
 from tests.servers.service import COMMAND, ServiceProcess
@@ -68,7 +68,7 @@ def test_version() -> None:
     """The version is told, and whether the hot path is compiled: in its environment it is."""
     here = "compiled" if Path(sys.prefix).name == ".venv-compiled" else "interpreted"
 
-    assert Ran("--version").out == f"ratelimit {__version__} ({here})\n"
+    assert RanApart("--version").out == f"ratelimit {__version__} ({here})\n"
     assert compiled() is (here == "compiled")
 
 
@@ -121,6 +121,7 @@ def test_version() -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("programs")  # some open a port before they end
 def test_errors_are_one_line(rules: Path, arguments: list[str], message: str) -> None:
     """A mistake is one line on standard error, exit code 2, and never a traceback."""
     ran = Ran(*arguments, RATELIMIT_RULES=str(rules), **ANY_PORTS)
@@ -140,6 +141,7 @@ def test_switches_of_the_environment_are_true_or_false() -> None:
     assert "'RATELIMIT_SHADOW_MODE'): 'maybe' is neither true nor false\n" in ran.err
 
 
+@pytest.mark.usefixtures("programs")  # as above
 def test_errors_name_flags_that_the_command_has(tmp_path: Path) -> None:
     """A missing path names --rules where the command has that flag, and nowhere else."""
     for path in (tmp_path / "nowhere", tmp_path):  # which is empty
@@ -209,7 +211,7 @@ def test_port_in_use(rules: Path, service: ServiceProcess) -> None:
         addresses = dict.fromkeys(ports, "127.0.0.1:0") | {flag: f"127.0.0.1:{port}"}
         flags = [word for pair in addresses.items() for word in pair]
 
-        ran = Ran("serve", "--rules", str(rules), *flags)
+        ran = RanApart("serve", "--rules", str(rules), *flags)
 
         assert ran.code == 2
         assert f"127.0.0.1:{port}" in ran.err

@@ -67,7 +67,7 @@ def test_hit_with_several_descriptors(service: ServiceProcess) -> None:
         (["demo", "user=why,none=b"], "no rule matches"),
         (["dmo", "user=why"], "the service has no domain 'dmo'"),
         (["dmo", "user=why", "--limit", "5/hour"], "the service has no domain 'dmo'"),
-        (["demo", "user=why", "vip=a"], "another rule of the words replaces its own"),
+        (["demo", "user=why", "vip=a"], "another rule of the request replaces its own"),
     ],
 )
 def test_hit_says_why_nothing_was_counted(

@@ -20,6 +20,7 @@ import yaml
 
 from ratelimit_service.grpc.h2 import limits
 from ratelimit_service.http import connections
+from ratelimit_service.limiter import MAX_LIMITS
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
 from ratelimit_service.net.channel import READ_BYTES
 from ratelimit_service.observability.health import Health
@@ -61,6 +62,17 @@ def test_rule_examples(document: Path) -> None:
     """Every rule file in the documents lints clean."""
     for text in re.findall(r"```yaml\n(domain:.*?)```", document.read_text(), re.DOTALL):
         assert parse("example", text.encode()).problems == ()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_yaml(document: Path) -> None:
+    """All YAML in documents can be read, and each object of Kubernetes has a kind and a name."""
+    for text in re.findall(r"```yaml\n(.*?)```", document.read_text(), re.DOTALL):
+        for each in yaml.safe_load_all(text):
+            assert each
+            if "apiVersion" in each:
+                assert each["kind"]
+                assert each["metadata"]["name"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -324,6 +336,7 @@ def test_bounds_of_requests() -> None:
         f"of them, {request.MAX_DOMAIN:,} characters of domain or "
         f"{limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
     ) in operations()
+    assert f"meet more than {MAX_LIMITS} limits together" in operations()
     assert (
         "connections, in all and of one address | "
         f"{connections.MAX_CONNECTIONS} and {connections.MAX_CONNECTIONS_PER_PEER} |"

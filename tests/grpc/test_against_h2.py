@@ -32,6 +32,7 @@ from ratelimit_service.grpc.h2.frames import (
 )
 from ratelimit_service.grpc.h2.limits import CONNECTION_WINDOW, MAX_STREAMS, STREAM_WINDOW
 from ratelimit_service.grpc.h2.messages import only_message
+from tests.examples import up_to
 from tests.grpc.h2_client import HEADERS, Client
 
 WIDER: Final = frames.window_update(0, 1 << 24)
@@ -467,7 +468,7 @@ def more_lenient(frame: bytes, ours: Ours, theirs: Theirs) -> bool:
     return False
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=up_to(600), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -36,6 +36,7 @@ from ratelimit_service.grpc.h2.limits import (
     STREAM_WINDOW,
 )
 from tests.conftest import need
+from tests.examples import up_to
 from tests.grpc.h2_client import HEADERS, PATH, Client, messages
 from tests.servers.service import ServiceProcess
 
@@ -290,7 +291,7 @@ FRAME = st.builds(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=up_to(500))
 @given(st.lists(FRAME | st.binary(max_size=20), max_size=20), st.booleans())
 def test_any_frames(stream: list[bytes], settled: bool) -> None:
     """Whatever frames come in whatever order, nothing is raised, and what is open stays bounded."""
@@ -345,7 +346,7 @@ def reset_before_one_that_was_never_open() -> list[bytes]:
     return [call, *(frames.rst_stream(number, ErrorCode.CANCEL) for number in (5, 7))]
 
 
-@settings(max_examples=500)
+@settings(max_examples=up_to(500))
 @given(st.lists(PIECES, max_size=12))
 @example(opened_twice())
 @example(reset_before_one_that_was_never_open())

@@ -18,6 +18,7 @@ from ratelimit_service.grpc.h2.frames import (
     FrameType,
     SettingId,
 )
+from tests.examples import up_to
 from tests.grpc.counted_work import work_of
 from tests.grpc.h2_client import Client
 from tests.grpc.many_calls import (
@@ -149,7 +150,7 @@ def mixed(parts: list[tuple[str, int, int]], chance: Random) -> bytes:
     return said
 
 
-@settings(max_examples=200)
+@settings(max_examples=up_to(200))
 @given(PARTS, st.randoms(use_true_random=False), st.lists(st.integers(1, 900), max_size=20))
 def test_the_order_of_frames_of_different_calls_means_nothing(
     parts: list[tuple[str, int, int]], chance: Random, cuts: list[int]

@@ -17,6 +17,7 @@ from ratelimit_service.grpc.h2.frames import (
     ErrorCode,
     FrameType,
 )
+from tests.examples import up_to
 from tests.grpc.counted_work import work_of
 from tests.grpc.h2_client import Client
 from tests.grpc.many_calls import (
@@ -132,7 +133,7 @@ OTHERS = {
 }
 
 
-@settings(max_examples=200)
+@settings(max_examples=up_to(200))
 @given(
     st.lists(CALLS | RESETS | st.sampled_from(sorted(OTHERS)), max_size=12),
     st.lists(st.integers(1, 3_000), max_size=30),

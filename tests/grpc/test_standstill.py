@@ -160,9 +160,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
         (Slow, "store", 0.2),
         (OnRedis, "service", 0.5),
         (OnRedis, "store", 0.2),
-        (OnRing, "service", 0.5),
         (OnRing, "store", 0.2),
-        (OnCluster, "service", 0.5),
         (OnCluster, "store", 0.2),
     ],
 )

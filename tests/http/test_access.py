@@ -40,7 +40,7 @@ def changing(monkeypatch: pytest.MonkeyPatch) -> None:
     def routes(_: Operating) -> list[Route]:
         return [Route("POST", "/change", "changes", change)]
 
-    monkeypatch.setattr(registry, "_GROUPS", (*registry.GROUPS, routes))
+    monkeypatch.setattr(registry, "GROUPS", (*registry.GROUPS, routes))
 
 
 def bearer(token: str) -> dict[str, str]:

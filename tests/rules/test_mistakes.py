@@ -10,11 +10,11 @@ import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS, with_parameter
 from ratelimit_service.model import Denied
-from ratelimit_service.rules import slips
 from ratelimit_service.rules.lint import lint, lint_text
 from ratelimit_service.rules.matchers.registry import keys
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import parse
+from ratelimit_service.text import yaml_slips
 
 MISTAKES = Path(__file__).parent / "mistakes"
 
@@ -265,7 +265,7 @@ def test_many_comments_behind_a_slip_are_read_once(monkeypatch: pytest.MonkeyPat
         read += len(part)
         return part.splitlines()
 
-    monkeypatch.setattr(slips, "lines_of", counted)
+    monkeypatch.setattr(yaml_slips, "lines_of", counted)
     (problem,) = parse("a.yaml", text.encode()).problems
 
     assert (problem.source.line, "wants a space" in problem.message) == (1, True)

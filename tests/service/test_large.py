@@ -109,25 +109,41 @@ descriptors:
 """
 
 
-async def test_a_thousand_hits_are_answered_in_a_turn_of_their_own(tmp_path: Path) -> None:
-    """A request of many limits is planned, charged and answered in three turns."""
+def users(count: int, addend: int | None) -> Request:
+    found = tuple(
+        Descriptor((Entry("user", f"{each}"),), hits_addend=addend) for each in range(count)
+    )
+    return Request("edge", found)
+
+
+@pytest.mark.parametrize("addend", [None, 1])
+async def test_as_many_limits_as_one_request_is_counted_on(
+    tmp_path: Path, addend: int | None
+) -> None:
+    """A request is counted on 256 limits; one of more is refused, counted nowhere and told why."""
     asking = Asking(tmp_path, FOUR)
-    store = Noting(MemoryStore(2_000, asking.stats, asking.health, asking.clock))
-    service = asking.served_by(store, asking.settings)
-    told: list[Answer] = []
 
-    service.submit(CallbackBatch([body(256)], told.extend))
-    await store.turns.until(lambda: bool(store.charged))
+    refused = [await asking.answer(users(count, addend)) for count in (65, 256)]
+    counted = await asking.answer(users(64, addend))
 
-    assert store.charged == [(1, 1_024)]
-    assert not told
-    await store.turns.until(lambda: bool(told))
-    assert isinstance(told[0], bytes)
-    assert [each.remaining for each in decode_decision(told[0]).statuses] == [8] * 256
+    assert not isinstance(counted, Refusal)
+    assert [each.remaining for each in counted.statuses] == [8] * 64
+    assert (
+        refused
+        == [
+            Refusal(
+                StatusCode.INVALID_ARGUMENT,
+                "the descriptors meet more than 256 limits together, and that is the most that one "
+                "request is counted on: send fewer descriptors, or give their rules fewer limits",
+            )
+        ]
+        * 2
+    )
+    assert asking.stats.refusals["too_many_limits"] == 2
 
 
 async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> None:
-    """A large request with overrides takes as many turns as one without."""
+    """A large request with overrides takes a turn more than one without: to apply them."""
     asking, store = scene
     taken = (Entry("user", "1*"),)
     asking.service.steering.add([Override("a", OverrideKind.LIMIT, "edge", taken, T, 50)])
@@ -137,10 +153,28 @@ async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> 
 
     assert store.charged == []
     await store.turns.until(lambda: bool(told))
-    assert store.charged == [(1, 200)]
+    assert store.charged == [(2, 200)]
     assert isinstance(told[0], bytes)
     left = [each.remaining for each in decode_decision(told[0]).statuses]
     assert left == [49 if str(user).startswith("1") else 99 for user in range(200)]
+
+
+async def test_overrides_that_change_while_a_request_is_planned(scene: Scene) -> None:
+    """A ban of meanwhile holds for the same request when it comes again, at the latest."""
+    asking, store = scene
+    steering = asking.service.steering
+    steering.add([Override("a", OverrideKind.LIMIT, "edge", (Entry("user", "1*"),), T, 50)])
+    told: list[Answer] = []
+
+    asking.service.submit(CallbackBatch([body(200)], told.extend))
+    steering.add([Override("b", OverrideKind.BAN, "edge", (Entry("user", "5*"),), T)])
+    await store.turns.until(lambda: bool(told))
+    told.clear()
+    asking.service.submit(CallbackBatch([body(200)], told.extend))
+    await store.turns.until(lambda: bool(told))
+
+    assert isinstance(told[0], bytes)
+    assert decode_decision(told[0]).code is Code.OVER_LIMIT
 
 
 async def test_usual_requests_are_answered_at_once(scene: Scene) -> None:

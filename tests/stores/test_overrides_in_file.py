@@ -54,8 +54,12 @@ def files(directory: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "cannot be used"),
-        ("[" * 200_000, "cannot be used"),
+        ("{", "cannot be used: it is no JSON: line 1, column 2: a name in double quotes must"),
+        ("[" * 200_000, "cannot be used: it is no JSON: it is nested too deep; mend it"),
+        ("9" * 5_000, "cannot be used: it is no JSON: a number has too many digits; mend it"),
+        ("[]", "cannot be used: it is no object with a list of overrides; mend it"),
+        ('{"v": 1}', "cannot be used: it is no object with a list of overrides; mend it"),
+        ('{"v": 1, "overrides": [3]}', "cannot be used: override 1 is no object; mend it"),
         ('{"v": 2, "overrides": []}', "another version"),
         ('{"v": 1, "overrides": [{"v": 1, "kind": "banish"}]}', "ban, exempt, limit, grant"),
     ],

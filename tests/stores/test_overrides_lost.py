@@ -256,7 +256,63 @@ async def test_a_copy_that_nobody_of_ours_has_made(
 
         client.hdel(kept, "0")
         await process.overrides.refresh()
+        assert processes.health.faults["overrides"].startswith("10000 of the overrides in Redis ")
+
+        client.delete(kept)
+        client.incr(stamp)
+        await process.overrides.refresh()
         assert processes.health.faults == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{torn",
+        b"[" * 10_000,
+        b"[1]",
+        b'{"v": 2, "id": "later", "kind": "ban"}',
+        b"\xff",
+        b"x" * 600_000,
+    ],
+)
+async def test_overrides_that_cannot_be_read_show_in_health(
+    redis_server: RedisServer, clock: Time, text: bytes
+) -> None:
+    """While some cannot be read, health says how many, which is the first, and what to do.
+
+    The others hold; and once all can be read it is well again, however they were mended.
+    """
+    redis_server.flush()
+    async with AsyncExitStack() as stack:
+        processes = Processes(redis_server.url, clock, stack)
+        process, ban, other = await processes.start(), override(BAN), override(EXEMPT)
+        await process.overrides.change([ban, other], [])
+        with redis.Redis(port=redis_server.port) as client:
+            (name,) = client.keys("rl:*!overrides")
+            for mended in ("in its place", "removed"):
+                client.hset(name, other.id, text)
+                client.incr(name + b".version")
+                for _ in range(2):
+                    await process.overrides.refresh()
+                assert process.known == [ban]
+                others = Processes(redis_server.url, clock, stack)
+                late = await others.start()
+                for each in (processes, others):
+                    assert each.health.faults == {
+                        "overrides": "1 of the overrides in Redis cannot be read, so they are not "
+                        "in force (the log says why): update this program if a newer one has "
+                        f"written them, or remove them from the hash {name.decode()}; the first "
+                        f"one is {other.id}"
+                    }
+
+                if mended == "removed":
+                    client.hdel(name, other.id)
+                    client.incr(name + b".version")
+                else:
+                    await process.overrides.change([other], [])
+                for one, each in ((process, processes), (late, others)):
+                    await one.overrides.refresh()
+                    assert each.health.faults == {}
 
 
 async def test_last_known_overrides_hold(

@@ -78,7 +78,8 @@ def test_placement_is_for_ever() -> None:
         ("shards:\n- store: redis+ring://a,b", "f.yaml:2: a shard is one server"),
         ("shards:\n- store: redis://a\n- store: redis://a", "f.yaml:3: the name 'a:6379' is taken"),
         ("shards:\n- store: rediss://:pw@a?x=1", "f.yaml:2: store URL option 'x' is unknown"),
-        ("shards: [", "f.yaml is no YAML"),
+        ("shards:\n- [", "f.yaml:2: this is no YAML: a value must stand here"),
+        ("shards:\n- \x01", "f.yaml is no YAML: the character 0x1 cannot stand in it"),
         ("- a", "f.yaml:1: the file is no mapping: allowed are shards"),
     ],
 )

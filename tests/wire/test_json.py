@@ -45,14 +45,37 @@ def test_json_decision() -> None:
         (b"[1]", "the body is no RateLimitRequest in JSON"),
         (b"\xff", "the body is no RateLimitRequest in JSON: it has text that is no UTF-8"),
         (b'{"domain": "\\ud800"}', "it has text that is no UTF-8"),
-        (b'{"domian": "x"}', 'has no field named "domian"'),
+        (
+            b'{"domian": "x"}',
+            "RateLimitRequest has no field 'domian': allowed are domain, descriptors, hitsAddend",
+        ),
+        (
+            b'{"descriptors": [{"entry": 1}]}',
+            "RateLimitDescriptor has no field 'entry': allowed are entries, limit, hitsAddend, ",
+        ),
+        *(
+            (
+                b'{"hitsAddend": %b}' % value,
+                "hitsAddend must be a whole number from 0 to 4294967295",
+            )
+            for value in (b'"abc"', b"-1", b"1.5", b"4294967296", b"[1]", b"true", b"1e400", b"{}")
+        ),
+        (b'{"hits_addend": "x"}', "hits_addend must be a whole number from 0 to 4294967295"),
+        *(
+            (
+                b'{"descriptors": [{"limit": %b}]}' % value,
+                'limit must be as {"requestsPerUnit": 10, "unit": "MINUTE"}, with ',
+            )
+            for value in (b"3", b'{"unit": "FORTNIGHT"}', b'{"requestsPerUnit": "1e"}')
+        ),
+        (b'{"descriptors": [{"isNegativeHits": "yes"}]}', "isNegativeHits must be true or false"),
         (b'{"domain": 3}', "domain must be a text"),
         (b'{"descriptors": [{"entries": [{"key": 5}]}]}', "the key of an entry must be a text"),
         (b'[{"descriptors": [{"entries": [{"k": ""}]}]}]', "[0]: an entry has key and value, and"),
         (b"[" * 100_000, "the body is no RateLimitRequest in JSON"),
-        (b'{"domain": ', "it is no JSON: Expecting value at line 1, column 12"),
-        (b'{\n "domain" "x"}', "it is no JSON: Expecting ':' delimiter at line 2, column 11"),
-        (b'{"x": ' * 2_000 + b"1" + b"}" * 2_000, "lie in each other at line 1, column "),
+        (b'{"domain": ', "in JSON: line 1, column 12: a value must stand here: an object"),
+        (b'{\n "domain" "x"}', "in JSON: line 2, column 11: a colon must stand here"),
+        (b'{"x": ' * 2_000 + b"1" + b"}" * 2_000, "in JSON: line 1, column "),
         (b"[" * 999 + b"]" * 999, "it is nested too deep"),
         (b'{"x":' * 499 + b"1" + b"}" * 499, "it is nested too deep"),
     ],
@@ -64,6 +87,37 @@ def test_json_that_is_no_request(text: bytes, message: str) -> None:
 
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{a", "2: a name in double quotes must stand here"),
+        (b"{'a': 1}", "2: a name in double quotes must stand here"),
+        (b'{"a" 1}', "6: a colon must stand here, between a name and its value"),
+        (b'{"a": 1 "b"}', "9: a comma must stand here, or the end of the object or list"),
+        (b'[1 "b"]', "4: a comma must stand here, or the end of the object or list"),
+        (b'{"a": }', "7: a value must stand here: an object, a list, a text in double quotes, "),
+        (b'{"a": 1} x', "10: nothing may stand behind the value"),
+        (b'{"a": "b}', "7: the text that begins here has no double quote at its end"),
+        (b'["\t"]', "3: a line end or tab in a text must be written as \\n or \\t"),
+        (b'["\\x"]', '3: behind a backslash must stand one of " \\ / b f n r t u'),
+        (b'["\\u12"]', "4: \\u must have four hexadecimal digits behind it"),
+        (b"\xef\xbb\xbf{}", "1: a byte order mark stands here: leave it out"),
+    ],
+)
+def test_json_that_is_none(text: bytes, said: str) -> None:
+    """What is wrong is said in words of ours, and where, also of a body that is read in steps."""
+    long = b"[" + b"1," * 2_000
+    if text.startswith(b"\xef") or text.endswith(b"x"):
+        long = b""
+    for before in (b"", long):
+        with pytest.raises(BadRequestError) as refused:
+            read(before + text)
+
+        column, _, what = said.partition(": ")
+        place = f"line 1, column {len(before) + int(column)}: {what}"
+        assert f"the body is no RateLimitRequest in JSON: {place}" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +233,7 @@ def test_list_of_requests() -> None:
     [
         ([], "the list has 0 requests: 1 to 100 are allowed"),
         ([{}] * 101, "the list has 101 requests: 1 to 100 are allowed"),
-        ([{}, {"domian": "d"}], '[1]: Message type "envoy.service.ratelimit.v3.RateLimitRequest"'),
+        ([{}, {"domian": "d"}], "[1]: RateLimitRequest has no field 'domian'"),
         ([{}, 1], "[1]: it must be an object"),
         ([{}, {"descriptors": [{"isNegativeHits": True}]}], "[1]: refunds (isNegativeHits)"),
         ([{"descriptors": [{}] * 150}] * 2, "have 300 descriptors together: at most 256"),

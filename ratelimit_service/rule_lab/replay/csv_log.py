@@ -128,8 +128,13 @@ class CsvLog:
                 block.codes.append(None)
             except ValueError as error:
                 lines.bad(f"time must be as in 2026-01-31T14:03:07Z: {error}")
-            except (BadLineError, csv.Error) as error:
+            except BadLineError as error:
                 lines.bad(str(error))
+            except csv.Error:
+                lines.bad(
+                    f"the line is no row of a CSV: a cell has more than {_MOST_LINE:,} characters, "
+                    "or a line end and no quotes"
+                )
         return block
 
     def notes(self) -> Iterator[str]:

@@ -25,6 +25,7 @@ from ratelimit_service.rule_lab.replay.recorded import (
 from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.reader import Reader, Unreadable
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["EnvoyLog", "Mapped", "read_mapping"]
 
@@ -160,7 +161,7 @@ class EnvoyLog:
                 at_us = self._moment_us(_value(found, self._time), self._time)
                 asked = self._request(tuple([_value(found, field) for field in self._fields]))
             except (ValueError, RecursionError) as error:
-                lines.bad(f"the line is no JSON: {error}", place)
+                lines.bad(f"the line is no JSON: {json_slip(error, one_line=True)}", place)
                 continue
             except BadLineError as error:
                 lines.bad(str(error), place)

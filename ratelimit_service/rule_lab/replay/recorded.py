@@ -218,6 +218,10 @@ LAST_US: Final = MAX_EXACT - 1
 _LEAP_SECOND: Final = re.compile(r":60(?=[.,+\-zZ])")
 
 
+_MOST_SHOWN: Final = 40
+"""Characters of a text that is no time."""
+
+
 def moment_us(text: str) -> int:
     """A time of RFC 3339, in microseconds since 1970. Raises ValueError if it is none, or earlier.
 
@@ -225,11 +229,11 @@ def moment_us(text: str) -> int:
     """
     try:
         moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
+    except ValueError as error:
         mended, leaps = _LEAP_SECOND.subn(":59", text, count=1)
         if not leaps:
-            raise
-        moment = datetime.datetime.fromisoformat(mended)
+            raise ValueError(f"{text[:_MOST_SHOWN]!r} is no time") from error
+        return moment_us(mended)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no offset from UTC")
     at_us = round(moment.timestamp() * SECOND_US)  # a double is exact enough until the year 2100

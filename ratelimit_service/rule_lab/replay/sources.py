@@ -18,6 +18,7 @@ from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["Readers", "rules_of"]
 
@@ -49,7 +50,8 @@ class Readers:
         try:
             fields = json.loads(first)
         except (ValueError, RecursionError) as error:
-            raise LogError(f"{name}:1: the line is no JSON: {error}") from error
+            why = json_slip(error, one_line=True)
+            raise LogError(f"{name}:1: the line is no JSON: {why}") from error
         if "v" in fields and "by" in fields and fields.keys() & {"descriptors", "unreadable"}:
             return DecisionLogReader(self._asked)
         if self._mapped is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratelimit_service.errors import PolicyError
+from ratelimit_service.errors import BadRequestError, PolicyError
 from ratelimit_service.model import SECOND_US, Code, whole_seconds
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -121,7 +121,7 @@ class Trial:
                 last = request == step.times
                 try:
                     decided = world.decide(step.request, case.start_us + step.at_us)
-                except PolicyError as error:
+                except (BadRequestError, PolicyError) as error:
                     return Result(path, case, step, request, why=str(error))
                 self._met.update(rule for rule in decided.rules if rule is not None)
                 if differences := tuple(_differences(step.expected, decided, last=last)):

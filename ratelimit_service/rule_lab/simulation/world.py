@@ -136,7 +136,8 @@ class World:
     def decide(self, request: Request, at_us: int) -> Decided:
         """Decides and counts a request at that moment, in microseconds since the Unix epoch.
 
-        Raises PolicyError if its rules never loaded and the failure policy is `error`.
+        Raises PolicyError if its rules never loaded and the failure policy is `error`, and
+        BadRequestError if its descriptors have too many limits.
         """
         plans = self.plan(request, at_us)
         hits, lease = self.leased(plans)

@@ -31,6 +31,7 @@ from ratelimit_service.stores.redis.audit import audited
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.store import RedisStore
 from ratelimit_service.text.display import printable
+from ratelimit_service.text.json_slips import json_slip
 
 __all__ = ["OverridesInRedis"]
 
@@ -177,6 +178,10 @@ class OverridesInRedis:
         """What was read last, by id, and what that says; None for what cannot be read."""
         self._told: int | None = None
         """The stamp of what was told last."""
+        self._looked_at = -1
+        """The stamp of what was looked through for what cannot be read."""
+        self._unread: list[bytes] = []
+        """The ids of that."""
 
     async def changed(self) -> Mapping[str, Override] | None:
         """As `KeptOverrides`."""
@@ -248,7 +253,28 @@ class OverridesInRedis:
             if stamp < self._stamp and self._whole:
                 with suppress(StoreError):  # that server's health says so
                     await self._copy_to(name)
-        self._health.recover(_COMPONENT)
+        self._tell_unread()
+
+    def _tell_unread(self) -> None:
+        """Says in health which of those that were read last are not in force, if any."""
+        if self._looked_at != self._stamp:
+            self._looked_at = self._stamp
+            self._unread = [id_ for id_, (_, override) in self._read.items() if override is None]
+        if not self._unread:
+            self._health.recover(_COMPONENT)
+            return
+        first = printable(self._unread[0][:_MOST_SHOWN].decode("utf-8", "backslashreplace"))
+        self._health.degrade(
+            _COMPONENT,
+            f"{len(self._unread)} of the overrides in Redis cannot be read, so they are not in "
+            f"force (the log says why): update this program if a newer one has written them, or "
+            f"remove them from the hash {self._hash}; the first one is {first}",
+        )
+
+    @property
+    def _hash(self) -> str:
+        """The key of the overrides, for people."""
+        return printable(self._store.key(_OVERRIDES).decode("utf-8", "backslashreplace"))
 
     async def _copy_to(self, name: str) -> None:
         """Replaces a shard's copy by what was read, at once and as a whole."""
@@ -324,11 +350,10 @@ class OverridesInRedis:
     def _too_many(self) -> StoreError:
         """Says so in health, because the server itself is well."""
         why = f"Redis has more overrides than {MAX_OVERRIDES}"
-        key = printable(self._store.key(_OVERRIDES).decode("utf-8", "backslashreplace"))
         self._health.degrade(
             _COMPONENT,
             f"{why}, so none of them is read, and what was known stays in force: remove some from "
-            f"the hash {key}",
+            f"the hash {self._hash}",
         )
         return StoreError(why)
 
@@ -420,9 +445,11 @@ def _override(text: bytes) -> Override | None:
         fields = json.loads(text) if len(text) <= _MOST_TEXT_BYTES else None
         if isinstance(fields, dict):
             return read_override(fields)
-        error: Exception = OverrideError("it is no JSON object, or a very long one")
-    except (ValueError, RecursionError, OverrideError) as cause:
-        error = cause
-    why = printable(str(error)[:_MOST_SHOWN])
+        why = "it is no JSON object, or a very long one"
+    except (ValueError, RecursionError) as error:
+        why = f"it is no JSON: {json_slip(error)}"
+    except OverrideError as error:
+        why = str(error)
+    why = printable(why[:_MOST_SHOWN])
     log.warning("an override in Redis is not in force, because it cannot be read: %s", why)
     return None

@@ -15,6 +15,7 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.stores.redis.address import Cluster, Member, Ring
 from ratelimit_service.text.display import reason
+from ratelimit_service.text.yaml_slips import lines_of, slip
 
 __all__ = ["read_shards"]
 
@@ -27,12 +28,19 @@ def read_shards(path: Path, parse: Callable[[str], Ring | Cluster]) -> Ring:
 
     Raises SettingsError with all problems of the file, a line each.
     """
+    text = ""
     try:
-        node = yaml.compose(read_whole(path).decode(), yaml.SafeLoader)
+        text = read_whole(path).decode()
+        node = yaml.compose(text, yaml.CSafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the shards file {path} cannot be read: {reason(error)}") from error
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except yaml.MarkedYAMLError as error:
+        at, what = slip(error, text)
+        line = len(lines_of(text[:at]))
+        raise SettingsError(f"{path}:{line}: this is no YAML: {what}") from error
+    except yaml.reader.ReaderError as error:
+        what = f"the character {error.character:#x} cannot stand in it"
+        raise SettingsError(f"{path} is no YAML: {what}") from error
     reader = _Reader(path, parse)
     members = list(reader.members(node))
     if not reader.problems and not members:

@@ -89,6 +89,20 @@ def test_rows_that_cannot_be_read_are_told_with_their_lines(tmp_path: Path) -> N
     assert lines.told[4] == f"{name}:7: 2 cells, but the header has 4"
 
 
+def test_rows_that_no_reader_takes_are_told_in_our_words(tmp_path: Path) -> None:
+    """A time that is none, and a cell without end, are told without the words of Python."""
+    _, lines = read(
+        f'time,domain,user\nyesterday,api,a\n2026-01-01T00:00:00Z,api,"{"a" * 140_000}"\n',
+        tmp_path,
+    )
+
+    assert [told.partition("log:")[2] for told in lines.told] == [
+        "2: time must be as in 2026-01-31T14:03:07Z: 'yesterday' is no time",
+        "3: the line is no row of a CSV: a cell has more than 131,072 characters, or a line end "
+        "and no quotes",
+    ]
+
+
 def test_endless_line_costs_itself_only(tmp_path: Path) -> None:
     """A line of megabytes is told and left out, and the next one is read."""
     row = b"2026-01-01T00:00:00Z,api,a\n"
@@ -349,7 +363,8 @@ def test_access_logs_with_lines_that_are_none(tmp_path: Path) -> None:
         "the line is no JSON object",
         "the field start_time must be a time: 'yesterday' is none",
         "$cost must be a number of hits, not 'many'",
-        "the line is no JSON: Expecting value: line 1 column 15 (char 14)",
+        "the line is no JSON: column 15: a value must stand here: an object, a list, a text in "
+        "double quotes, a number, true, false or null",
     ]
 
 
@@ -385,3 +400,27 @@ def test_first_line_that_is_nested_too_deep(tmp_path: Path) -> None:
     """A log whose first line no reader can take in is told in a sentence."""
     with pytest.raises(LogError, match="log:1: the line is no JSON"):
         read('{"a":' * 100_000, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("time", "yesterday", "a field is not as it should be: 'yesterday' is no time"),
+        ("time", 3, "a field is of another kind than decision logs have"),
+        ("domain", None, "a field is not as it should be: domain is no text"),
+        ("descriptors", [{}], "the field or unit 'entries' is missing or unknown"),
+        ("descriptors", 3, "a field is of another kind than decision logs have"),
+        ("hits", -1, "a field is not as it should be: hits must be a number up to 4294967295"),
+    ],
+)
+def test_decisions_with_fields_that_are_none(
+    tmp_path: Path, field: str, value: object, said: str
+) -> None:
+    """A line of a decision log whose fields are others is told with what is wrong with them."""
+    line = {"v": 1, "time": "2026-01-01T00:00:00Z", "by": "count", "domain": "a"}
+    line["descriptors"] = [{"entries": [["user", "bob"]]}]
+    sound = json.dumps(line)
+    records, lines = read(f"{sound}\n{json.dumps({**line, field: value})}\n", tmp_path)
+
+    assert len(records) == 1
+    assert [told.partition("log:2: ")[2] for told in lines.told] == [said]

@@ -20,6 +20,29 @@ _ENCLOSES = re.compile("flow|quoted")
 _SCANNED = re.compile("alias|anchor|tag|directive")
 """YAML's words for what begins with a sign with which a text can begin only in quotes."""
 
+_LEVEL = "lines of one level begin at the same column"
+
+_SAID = (
+    ("did not find expected node content", "a value must stand here"),
+    ("did not find expected key", f"a key must stand here: {_LEVEL}"),
+    ("did not find expected '-'", f"a - must stand here: {_LEVEL}"),
+    ("did not find expected ',' or ']'", "a comma must stand here, or the ] of this list"),
+    ("did not find expected ',' or '}'", "a comma must stand here, or the } of this mapping"),
+    ("did not find expected <document start>", f"nothing may stand here: {_LEVEL}"),
+    ("did not find expected comment", "only a comment or the end of the line may stand here"),
+    ("did not find expected alphabetic", "a name of letters, digits, - and _ must stand here"),
+    ("did not find expected hexdecimal", "behind \\x, \\u and \\U must stand hexadecimal digits"),
+    ("mapping values are not allowed", f"no key may stand here: a line has one, and {_LEVEL}"),
+    ("block sequence entries are not allowed", "a list must begin on a line of its own"),
+    ("could not find expected ':'", "behind a key must stand a colon and a space"),
+    ("found unexpected end of stream", "the file ends before it"),
+    ("found unexpected document", "a line --- or ... ends the document before it"),
+    ("found character that cannot start", "no value may begin with this character"),
+    ("found undefined alias", "no anchor (&) has this name"),
+    ("found unknown escape", "this is no escape: write two backslashes for one"),
+)
+"""How YAML's words begin, and ours."""
+
 _SIGNS = "*&!%@`"
 
 _WORD = re.compile(r"([^\s,\[\]{}'\\]{2,60})[ \t]*(?:[,\]}]|[ \t]#|$)", re.MULTILINE)
@@ -42,18 +65,19 @@ def slip(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
     last = max(len(text.rstrip()) - 1, 0)
     at = error.problem_mark.index if error.problem_mark else last
     what = str(error.problem or error.context)
+    said = next((ours for theirs, ours in _SAID if what.startswith(theirs)), what)
     if text[at : at + 1] == "\t":  # which editors show as spaces
         return at, "a tab: YAML wants spaces"
     began = error.context_mark.index if error.context_mark else at
-    if fault := _unquoted(text, began if _SCANNED.search(error.context or "") else at, what):
+    if fault := _unquoted(text, began if _SCANNED.search(error.context or "") else at, said):
         return fault
     if fault := _no_space(text, began if "expected ':'" in what else at, what):
         return fault
     if at <= last:
-        return at, what
+        return at, said
     if began < at and _ENCLOSES.search(error.context or ""):
-        return began, f"what begins here does not end: {what}"
-    return last, what
+        return began, f"what begins here does not end: {said}"
+    return last, said
 
 
 def _unquoted(text: str, at: int, what: str) -> tuple[int, str] | None:
