@@ -66,6 +66,9 @@ async def processes_on(url: str, clock: Time) -> AsyncIterator[list[Process]]:
     two = [Process(url, clock) for _ in range(2)]
     for each in two:
         await started(each.store)
+    for each in two:  # the first beat of the first has not heard of the second
+        while any(state.round_trip_us is None for state in each.store.shard_states()):
+            await asyncio.sleep(0.001)
         for shard in each.store.shards:
             shard.processes = 2
     try:

@@ -307,3 +307,19 @@ async def test_a_look_tells_what_is_held_here(processes: list[Process]) -> None:
     assert look.held == one.advances.held(hit()) > 0
     assert there.held == 0
     assert 1_000 - look.outcome.remaining == 40 + look.held
+
+
+async def test_a_bounded_number_of_counters_is_known(processes: list[Process], clock: Time) -> None:
+    """Of more than 10,000 one is put out, and whatever is not held any more was handed back."""
+    one, _ = processes
+    first = hit(addend=5, key="first")
+    await one.ask((first,))
+    assert await counted(one, first) > 5
+    clock.now_us += SECOND
+
+    for start in range(0, 10_000, 1_000):
+        tags = range(start, start + 1_000)
+        await one.ask(*[(hit(key=f"k{tag}", tag=tag),) for tag in tags])
+
+    assert len(one.advances) == 10_000
+    assert await counted(one, first) == 5 + one.advances.held(first)
