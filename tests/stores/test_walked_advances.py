@@ -63,6 +63,9 @@ class _Walk:
 
     async def check(self) -> None:
         """Nobody is above the limit, and what was counted is admitted, held, or lost."""
+        for each in self.two:  # else a timer can do it between what is looked at here
+            each.advances.hand_back_idle()
+            await each.quiet()
         held = sum(each.advances.held(self.hit) for each in self.two)
         lost = sum(each.stats.leased_hits["lost"] for each in self.two)
         on_counter = await counted(self.two[0], self.hit)
