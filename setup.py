@@ -26,7 +26,7 @@ COMPILED = """
     stores/redis/give_back stores/redis/debts
     stores/redis/server stores/redis/filling stores/redis/batches stores/redis/shard
     stores/redis/connection
-    stores/redis/store stores/redis/advance stores/redis/advances
+    stores/redis/store stores/redis/advance stores/redis/advances stores/redis/balance
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
     limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response

@@ -44,6 +44,7 @@ from ratelimit_service.stores import (
     always,
     wanted_at,
 )
+from ratelimit_service.stores.redis.balance import Balance, Taken
 from ratelimit_service.stores.redis.cross_shard import piece_of
 
 __all__ = ["Advances", "Lender"]
@@ -102,74 +103,6 @@ class Lender(Protocol):
         """How many processes count where this counter lies, as last known."""
 
 
-class _Balance:
-    """What this process holds of one limit of one counter, and how fast it is used.
-
-    All times but `at_us` and `until_us` are this process's, and those two are the server's.
-    """
-
-    __slots__ = (
-        "asking",
-        "at_us",
-        "end_us",
-        "gone",
-        "hit",
-        "hits",
-        "left",
-        "low",
-        "resets_us",
-        "returns_us",
-        "since_us",
-        "unspent",
-        "until_us",
-        "used_us",
-        "window",
-    )
-
-    def __init__(self, hit: Hit, now_us: int) -> None:
-        self.hit = hit
-        self.unspent = 0
-        self.low = 0
-        """From here on the next advance is asked for."""
-        self.left = hit.spec.limit
-        """What the server had left when it was last heard of."""
-        self.at_us = 0
-        """When the last advance was charged."""
-        self.until_us = 0
-        """When the counter is as new."""
-        self.window = 0
-        """Names the window that the hits lie in: its end; in a bucket, when they were counted."""
-        self.end_us = 0
-        """From then on nothing is spent."""
-        self.returns_us = NEVER
-        """From then on what will not be spent is handed back, since it counts beyond its end."""
-        self.resets_us = 0
-        self.asking = False
-        self.gone = False
-        """Whether the table has let go of it."""
-        self.hits = 0
-        """How many hits came since then, paid from here or not."""
-        self.since_us = now_us
-        self.used_us = now_us
-
-
-class _Taken:
-    """What one request has taken of balances, for its hits at `ats`, and what is charged plainly.
-
-    `windows` are those that the hits were taken from.
-    """
-
-    __slots__ = ("ats", "balances", "hits", "outcomes", "rest", "windows")
-
-    def __init__(self, hits: Sequence[Hit]) -> None:
-        self.hits = hits
-        self.ats: list[int] = []
-        self.balances: list[_Balance] = []
-        self.windows: list[int] = []
-        self.outcomes: Outcomes = [None] * len(hits)
-        self.rest: list[int] = []
-
-
 class Advances:
     """A store in front of another. It pays hits of leased limits from what it holds of them."""
 
@@ -189,7 +122,7 @@ class Advances:
         self._known_over = known_over
         self._clock = clock
         self._bugs = Bugs()
-        self._balances: OrderedDict[tuple[bytes, int], _Balance] = OrderedDict()
+        self._balances: OrderedDict[tuple[bytes, int], Balance] = OrderedDict()
         """By the key and the limit; what was looked at last is last."""
         self._round_trip_us = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -263,8 +196,8 @@ class Advances:
             return
         now_us = self._clock()
         found: list[Settled | None] = []
-        taken: list[_Taken] = []
-        wanting: list[_Balance] = []
+        taken: list[Taken] = []
+        wanting: list[Balance] = []
         spent = 0
         for hits in requests:
             if len(hits) == 1:
@@ -289,7 +222,7 @@ class Advances:
         if not taken:
             done([one for one in found if one is not None])
 
-    def _pay(self, hit: Hit, now_us: int, wanting: list[_Balance]) -> Outcome | None:
+    def _pay(self, hit: Hit, now_us: int, wanting: list[Balance]) -> Outcome | None:
         """Spends a hit, if its balance can pay all of it. Notes who should ask for an advance."""
         key, spec, addend, mode, count_denied, refund, _, _, _, _ = hit
         if not (spec.advances and addend) or mode or count_denied or refund:
@@ -312,10 +245,10 @@ class Advances:
         return Outcome(False, balance.left + unspent, balance.resets_us - now_us, addend)
 
     def _take(
-        self, hits: Sequence[Hit], now_us: int, wanting: list[_Balance], *, paid: bool
-    ) -> _Taken:
+        self, hits: Sequence[Hit], now_us: int, wanting: list[Balance], *, paid: bool
+    ) -> Taken:
         """Takes those hits of a request from balances that they can pay; none unless `paid`."""
-        taken = _Taken(hits)
+        taken = Taken(hits)
         for at, hit in enumerate(hits):
             outcome = self._pay(hit, now_us, wanting) if paid else None
             if outcome is None:
@@ -330,7 +263,7 @@ class Advances:
 
     def _charge_rest(
         self,
-        taken: list[_Taken],
+        taken: list[Taken],
         found: list[Settled | None],
         done: Done,
         wanted: Wanted,
@@ -347,7 +280,7 @@ class Advances:
 
     def _rest_settled(
         self,
-        taken: list[_Taken],
+        taken: list[Taken],
         found: list[Settled | None],
         done: Done,
         rest: list[Settled],
@@ -356,7 +289,7 @@ class Advances:
         merged = iter([self._merged(one, each) for one, each in zip(taken, rest, strict=True)])
         done([one if one is not None else next(merged) for one in found])
 
-    def _merged(self, taken: _Taken, rest: Settled) -> Settled:
+    def _merged(self, taken: Taken, rest: Settled) -> Settled:
         """What becomes of a request, of which the store has settled the `rest`."""
         passes = rest.verdict.passes
         for at, balance, window in zip(taken.ats, taken.balances, taken.windows, strict=True):
@@ -373,7 +306,7 @@ class Advances:
         by = taken.rest[rest.by] if rest.by >= 0 else -1
         return Settled(outcomes, rest.verdict, by, rest.cached)
 
-    def _put_back(self, taken: _Taken, at: int, balance: _Balance, window: int) -> None:
+    def _put_back(self, taken: Taken, at: int, balance: Balance, window: int) -> None:
         """Puts hits of a denied request back into the balance of the window they came from."""
         outcome, addend = taken.outcomes[at], taken.hits[at].addend
         if balance.window == window and not balance.gone and self._clock() < balance.end_us:
@@ -400,7 +333,7 @@ class Advances:
 
     # What is asked for, and what goes back.
 
-    def _new(self, hit: Hit, now_us: int) -> _Balance:
+    def _new(self, hit: Hit, now_us: int) -> Balance:
         """Gets to know a counter; the table is bounded."""
         balances = self._balances
         if len(balances) >= _MOST:
@@ -410,19 +343,19 @@ class Advances:
                     break
                 balances.move_to_end(name)
             self._let_go(balances.popitem(last=False)[1], now_us)
-        balance = balances[hit.key, hit.spec.limit] = _Balance(hit, now_us)
+        balance = balances[hit.key, hit.spec.limit] = Balance(hit, now_us)
         if self._timer is None and not self._closed:
             self._look_later()
         return balance
 
-    def _ahead_us(self, balance: _Balance) -> int:
+    def _ahead_us(self, balance: Balance) -> int:
         spec = balance.hit.spec
         ahead_us = max(_LEAST_AHEAD_US, 2 * self._round_trip_us, spec.window_us // _PARTS)
         if spec.rate and spec.algorithm.advance is not None:  # in a bucket it lives no longer
             ahead_us = min(ahead_us, spec.algorithm.advance(spec, 0))
         return min(ahead_us, _MOST_AHEAD_US)
 
-    def _ask(self, balance: _Balance, now_us: int, rank: int) -> None:
+    def _ask(self, balance: Balance, now_us: int, rank: int) -> None:
         """Asks for what is needed ahead, at the pace of late, less what is held."""
         ahead_us = self._ahead_us(balance)
         lasted_us = now_us - balance.since_us
@@ -447,7 +380,7 @@ class Advances:
         )
         self._lender.advance(asked, partial(self._heard, balance, now_us), rank)
 
-    def _heard(self, balance: _Balance, asked_us: int, outcome: Outcome | None, at_us: int) -> None:
+    def _heard(self, balance: Balance, asked_us: int, outcome: Outcome | None, at_us: int) -> None:
         """Takes an advance. A late one counts as well, until its end."""
         balance.asking = False
         now_us = self._clock()
@@ -478,18 +411,18 @@ class Advances:
         if balance.gone:
             self._hand_back(balance, now_us)
 
-    def _end(self, balance: _Balance) -> None:
+    def _end(self, balance: Balance) -> None:
         """What is unspent when its window is over is lost."""
         self._hits["lost"] += balance.unspent
         balance.unspent = balance.low = 0
         balance.left = balance.hit.spec.limit
 
-    def _let_go(self, balance: _Balance, now_us: int) -> None:
+    def _let_go(self, balance: Balance, now_us: int) -> None:
         """Forgets a counter, and hands back what is unspent."""
         balance.gone = True
         self._hand_back(balance, now_us)
 
-    def _hand_back(self, balance: _Balance, now_us: int) -> None:
+    def _hand_back(self, balance: Balance, now_us: int) -> None:
         """Hands back what is unspent; it leaves the balance before it is sent."""
         unspent = balance.unspent
         if unspent and now_us >= balance.end_us:
@@ -514,7 +447,7 @@ class Advances:
         if not self._returning and self._closed:
             self._returned.set()
 
-    def _needed(self, balance: _Balance, now_us: int) -> int:
+    def _needed(self, balance: Balance, now_us: int) -> int:
         """How much will be spent until it ends, at the pace of late."""
         left_us, lasted_us = balance.end_us - now_us, now_us - balance.since_us
         return balance.hits * left_us // max(1, lasted_us)

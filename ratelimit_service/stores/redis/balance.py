@@ -1,0 +1,81 @@
+"""What a process holds of leased limits, and what one request takes of it.
+
+What must not live here: when it is spent, asked for and handed back (`advances`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratelimit_service.model import Hit
+from ratelimit_service.stores import NEVER, Outcomes
+
+__all__ = ["Balance", "Taken"]
+
+
+class Balance:
+    """What this process holds of one limit of one counter, and how fast it is used.
+
+    All times but `at_us` and `until_us` are this process's, and those two are the server's.
+    """
+
+    __slots__ = (
+        "asking",
+        "at_us",
+        "end_us",
+        "gone",
+        "hit",
+        "hits",
+        "left",
+        "low",
+        "resets_us",
+        "returns_us",
+        "since_us",
+        "unspent",
+        "until_us",
+        "used_us",
+        "window",
+    )
+
+    def __init__(self, hit: Hit, now_us: int) -> None:
+        self.hit = hit
+        self.unspent = 0
+        self.low = 0
+        """From here on the next advance is asked for."""
+        self.left = hit.spec.limit
+        """What the server had left when it was last heard of."""
+        self.at_us = 0
+        """When the last advance was charged."""
+        self.until_us = 0
+        """When the counter is as new."""
+        self.window = 0
+        """Names the window that the hits lie in: its end; in a bucket, when they were counted."""
+        self.end_us = 0
+        """From then on nothing is spent."""
+        self.returns_us = NEVER
+        """From then on what will not be spent is handed back, since it counts beyond its end."""
+        self.resets_us = 0
+        self.asking = False
+        self.gone = False
+        """Whether the table has let go of it."""
+        self.hits = 0
+        """How many hits came since then, paid from here or not."""
+        self.since_us = now_us
+        self.used_us = now_us
+
+
+class Taken:
+    """What one request has taken of balances, for its hits at `ats`, and what is charged plainly.
+
+    `windows` are those that the hits were taken from.
+    """
+
+    __slots__ = ("ats", "balances", "hits", "outcomes", "rest", "windows")
+
+    def __init__(self, hits: Sequence[Hit]) -> None:
+        self.hits = hits
+        self.ats: list[int] = []
+        self.balances: list[Balance] = []
+        self.windows: list[int] = []
+        self.outcomes: Outcomes = [None] * len(hits)
+        self.rest: list[int] = []
