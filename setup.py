@@ -19,12 +19,14 @@ COMPILED = """
     model/network model/schedule model/refusal model/call_origin
     algorithms/*
     rules/match rules/moment
-    stores/store stores/settled stores/keys stores/damage
+    stores/store stores/settled stores/keys stores/corrupt_state
     stores/memory_counter stores/memory_tables stores/memory
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
-    stores/redis/give_back stores/redis/debts
-    stores/redis/server stores/redis/filling stores/redis/batches stores/redis/shard
+    stores/redis/give_back stores/redis/resync
+    stores/redis/breaker stores/redis/server_clock
+    stores/redis/server stores/redis/call_window stores/redis/filling stores/redis/batches
+    stores/redis/shard
     stores/redis/connection
     stores/redis/store stores/redis/advance stores/redis/advances stores/redis/balance
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
@@ -40,8 +42,9 @@ COMPILED = """
     grpc/h2/control grpc/h2/bodies grpc/h2/receiving grpc/h2/connection
     grpc/h2/admission grpc/h2/presence
     grpc/h2/client grpc/call_batch grpc/h2/callers grpc/calls grpc/overload
-    rule_lab/simulation/world rule_lab/replay/sketches rule_lab/replay/timeline
-    rule_lab/replay/use rule_lab/replay/met rule_lab/replay/play rule_lab/replay/recorded
+    rule_lab/simulation/simulator rule_lab/replay/sketches rule_lab/replay/timeline
+    rule_lab/replay/use rule_lab/replay/matched rule_lab/replay/trace rule_lab/replay/play
+    rule_lab/replay/recorded
     rule_lab/replay/logs rule_lab/replay/csv_log rule_lab/replay/envoy_log
     rule_lab/replay/decision_log
 """

@@ -96,7 +96,7 @@ class _Server:
         self.sent = 0
         """Hits, advances and hand-backs."""
 
-    def wait_us(self, rank: int) -> int:  # noqa: ARG002
+    def wait_us(self, priority: int) -> int:  # noqa: ARG002
         """Nothing waits."""
         return 0
 
@@ -117,7 +117,7 @@ class _Server:
         done: Done,
         wanted: Wanted = always,  # noqa: ARG002
         deadline_us: int = NEVER,  # noqa: ARG002
-        rank: int = 0,  # noqa: ARG002
+        priority: int = 0,  # noqa: ARG002
     ) -> None:
         """Settles them half a round trip later."""
         self.sent += sum(map(len, requests))

@@ -47,7 +47,7 @@ class MarkedStore:
         self._memory = MemoryStore(3_000_000, stats, health)
         self.marks: list[float] = []
 
-    def wait_us(self, rank: int) -> int:  # noqa: ARG002 -- for all the same
+    def wait_us(self, priority: int) -> int:  # noqa: ARG002 -- for all the same
         return 0
 
     async def start(self) -> None: ...
@@ -60,14 +60,14 @@ class MarkedStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         def marked(settled: list[Settled]) -> None:
             self.marks.append(time.perf_counter())
             done(settled)
 
         self.marks.append(time.perf_counter())
-        self._memory.charge(requests, marked, wanted, deadline_us, rank)
+        self._memory.charge(requests, marked, wanted, deadline_us, priority)
 
 
 class Process:

@@ -25,11 +25,12 @@ from tempfile import TemporaryDirectory
 
 from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rule_lab.replay.csv_log import CsvLog
-from ratelimit_service.rule_lab.replay.decision_log import AskedText, DecisionLogReader
+from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader, RequestText
 from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.rule_lab.replay.logs import Lines, LogReader
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
-from ratelimit_service.rule_lab.replay.recorded import Block, Known, merged
+from ratelimit_service.rule_lab.replay.play import Replay
+from ratelimit_service.rule_lab.replay.recorded import Block, RequestCache, merged
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
@@ -103,7 +104,7 @@ def accesses(count: int, seed: int = 1) -> bytes:
     return text.encode()
 
 
-def blocks(log: bytes, known: Known[AskedText] | None = None) -> Iterator[Block]:
+def blocks(log: bytes, known: RequestCache[RequestText] | None = None) -> Iterator[Block]:
     """What stands in such a log."""
     lines = Lines("log", io.BytesIO(log))
     reader: LogReader = DecisionLogReader(known)
@@ -118,7 +119,7 @@ def row(what: str, logs: Sequence[bytes], new: Snapshot, old: Snapshot | None = 
     """Measures one replay."""
     settings = Settings()
     played = Replay(Trace(new, settings), Trace(old, settings) if old else None)
-    known = Known[AskedText]()
+    known = RequestCache[RequestText]()
     started = time.process_time()
     for block in merged([blocks(log, known) for log in logs]):
         played.play(block)

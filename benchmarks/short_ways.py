@@ -123,7 +123,7 @@ def in_turns(way: Way, rules: Path) -> tuple[list[float], list[float]]:
     with patched(way.beside):
         short = Process(way.shape, rules)
         with patched(way.off):
-            compiler._spec.cache_clear()  # noqa: SLF001 -- or both count by the same
+            compiler.shared_spec.cache_clear()  # or both count by the same
             long = Process(way.shape, rules)
         gc.collect()
         gc.freeze()

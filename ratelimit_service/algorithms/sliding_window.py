@@ -111,9 +111,10 @@ def unpacked(state: State | None) -> tuple[int, int, int]:
     if not isinstance(state, bytes) or len(state) != _TWO.size or state[0] != _TWO_MARK:
         return -1, 0, 0
     fields: tuple[bytes, float, int, int] = _TWO.unpack(state)
-    if not 0 <= fields[1] < _MOST_NUMBER:
+    _, number, before, count = fields
+    if not 0 <= number < _MOST_NUMBER:
         return -1, 0, 0
-    return int(fields[1]), fields[2], fields[3]
+    return int(number), before, count
 
 
 def refund(

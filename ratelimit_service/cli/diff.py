@@ -39,11 +39,11 @@ def diff(old: str, new: str, shape: str) -> int:
     from ratelimit_service.cli.changes import FORMATS, summary  # noqa: PLC0415
     from ratelimit_service.eventloop.clock import now_us  # noqa: PLC0415
     from ratelimit_service.model import MINUTE_US  # noqa: PLC0415
-    from ratelimit_service.rule_lab.comparison import SideError, compare, read_sides  # noqa: PLC0415
+    from ratelimit_service.rule_lab.comparison import RuleSetError, compare, read_rule_sets  # noqa: PLC0415
 
     try:
-        before, after = read_sides(old, new)
-    except SideError as error:
+        before, after = read_rule_sets(old, new)
+    except RuleSetError as error:
         say(str(error), err=True)
         return 2
     if not before.domains:

@@ -88,16 +88,18 @@ def replay(
     from ratelimit_service.rule_lab.replay import play, report, sources, text  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.logs import Log  # noqa: PLC0415
     from ratelimit_service.rule_lab.replay.recorded import merged  # noqa: PLC0415
+    from ratelimit_service.rule_lab.replay.trace import Trace  # noqa: PLC0415
+    from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of  # noqa: PLC0415
     from ratelimit_service.settings import Settings  # noqa: PLC0415
 
     if page is not None and (why := _unwritable(page)):
         say(f"ratelimit: {printable(str(page))} cannot be written: {why}", err=True)
         return 2
     settings = Settings(count_denied=count_denied)
-    new = play.Trace(sources.rules_of(rules), settings, max_counters)
+    new = Trace(snapshot_of(rules), settings, max_counters)
     old = None
     if against is not None:
-        old = play.Trace(sources.rules_of(against), settings, max_counters)
+        old = Trace(snapshot_of(against), settings, max_counters)
     played = play.Replay(new, old)
     readers = sources.Readers(mapping)
     with ExitStack() as stack:
@@ -183,8 +185,8 @@ def _say_unread(opened: Sequence[Log]) -> int:
     """Says which lines could not be read, the first ones of each log; returns how many."""
     for log in opened:
         lines = log.lines
-        for line in lines.told:
-            say(line, err=True)
-        if more := lines.unread - len(lines.told):
+        for problem in lines.problems:
+            say(problem, err=True)
+        if more := lines.unread - len(lines.problems):
             say(f"{log.name}: {count(more, 'more line')} cannot be read", err=True)
     return sum(log.lines.unread for log in opened)

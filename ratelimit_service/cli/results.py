@@ -1,6 +1,6 @@
 """How results of tests of rules are shown: for people, for GitHub, and as JUnit's XML.
 
-What must not live here: what passes (`trial`).
+What must not live here: what passes (`rule_test_run`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from ratelimit_service.cli.github import annotation
-from ratelimit_service.rule_lab.simulation.trial import Coverage, Result
+from ratelimit_service.rule_lab.simulation.rule_test_run import Coverage, Result
 from ratelimit_service.settings import duration_text
 from ratelimit_service.text.display import count
 
@@ -70,9 +70,9 @@ FORMATS: Mapping[str, Callable[[Sequence[Result]], Iterator[str]]] = {
 
 def coverage_text(coverage: Coverage) -> Iterator[str]:
     """How many rules were met, and which were not."""
-    for rule in coverage.unmet:
+    for rule in coverage.uncovered:
         yield f"{rule.source}: no case meets rule {rule.path} of domain {rule.domain}"
-    covered, rules = len(coverage.met), len(coverage.rules)
+    covered, rules = len(coverage.covered), len(coverage.rules)
     yield f"{covered} of {rules} rules met: {coverage.percent:.0f} %"
 
 

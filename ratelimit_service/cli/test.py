@@ -58,14 +58,14 @@ def test(
         find_case_files,
         read_cases,
     )
-    from ratelimit_service.rule_lab.simulation.trial import Trial  # noqa: PLC0415
+    from ratelimit_service.rule_lab.simulation.rule_test_run import RuleTestRun  # noqa: PLC0415
     from ratelimit_service.settings import Settings  # noqa: PLC0415
 
-    trial = Trial()
+    test_run = RuleTestRun()
     try:
         settings = Settings(count_denied=count_denied)
         files = [read_cases(path, settings) for path in find_case_files(cases)]
-        results = [result for file in files for result in trial.run(file)]
+        results = [result for file in files for result in test_run.run(file)]
     except CasesError as error:
         say(str(error), err=True)
         return 2
@@ -73,9 +73,9 @@ def test(
     colour = (colours | {"-": "red", "+": "green"}).get if shape == "text" else None
     for line in FORMATS[shape](results):
         say(line, colour=colour)
-    for name, text in trial.notes.items():
+    for name, text in test_run.notes.items():
         say(f"hint: {name}: {text}", err=True)
-    covered = trial.coverage
+    covered = test_run.coverage
     few = covered.percent < min_coverage
     if coverage or few:
         for line in coverage_text(covered):

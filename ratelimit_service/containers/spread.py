@@ -108,15 +108,15 @@ class SpreadList(Sequence[_V]):
         return chain.from_iterable(self.parts)
 
     @overload
-    def __getitem__(self, at: int) -> _V: ...
+    def __getitem__(self, index: int) -> _V: ...
     @overload
-    def __getitem__(self, at: slice) -> list[_V]: ...
-    def __getitem__(self, at: int | slice) -> _V | list[_V]:
-        if isinstance(at, slice):
-            return list(self)[at]
-        if at < 0:
-            at += self._size
-        return self.parts[at // LARGE][at % LARGE]
+    def __getitem__(self, index: slice) -> list[_V]: ...
+    def __getitem__(self, index: int | slice) -> _V | list[_V]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        if index < 0:
+            index += self._size
+        return self.parts[index // LARGE][index % LARGE]
 
     def append(self, item: _V) -> None:
         """Adds an item."""
@@ -158,22 +158,24 @@ class SpreadTuple(Sequence[_V]):
         return hash(self.parts)
 
     @overload
-    def __getitem__(self, at: int) -> _V: ...
+    def __getitem__(self, index: int) -> _V: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[_V, ...]: ...
-    def __getitem__(self, at: int | slice) -> _V | tuple[_V, ...]:
-        if isinstance(at, slice):
-            return tuple(self)[at]
-        if at < 0:
-            at += len(self)
-        return self.parts[at // IN_PART][at % IN_PART]
+    def __getitem__(self, index: slice) -> tuple[_V, ...]: ...
+    def __getitem__(self, index: int | slice) -> _V | tuple[_V, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        if index < 0:
+            index += len(self)
+        return self.parts[index // IN_PART][index % IN_PART]
 
 
 def spread_tuple(items: Sequence[_V]) -> Sequence[_V]:
     """The same items as a tuple, spread if they are many."""
     if len(items) <= LARGE:
         return tuple(items)
-    return SpreadTuple([tuple(items[at : at + IN_PART]) for at in range(0, len(items), IN_PART)])
+    return SpreadTuple(
+        [tuple(items[index : index + IN_PART]) for index in range(0, len(items), IN_PART)]
+    )
 
 
 Table = dict[_K, _V] | SpreadTable[_K, _V]

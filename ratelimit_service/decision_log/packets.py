@@ -113,7 +113,7 @@ class Packer:
             ):
                 plan = planned.plans[by]
                 key = (
-                    plan.met,
+                    plan.node,
                     plan.rule,
                     by,
                     outcome.remaining,

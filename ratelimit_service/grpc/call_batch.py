@@ -1,8 +1,8 @@
 """Calls of one turn of the loop that are decided together, whoever's connection they came on.
 
 Many connections bring few calls each, and many small batches cost several times what a large one
-does. Only calls of one rank are put together: whoever has few calls under way comes before those
-that have many, also where calls wait for the store. What must not live here: which calls are
+does. Only calls of one priority are put together: whoever has few calls under way comes before
+those that have many, also where calls wait for the store. What must not live here: which calls are
 counted, and when (`calls`, `overload`).
 """
 
@@ -14,34 +14,34 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.connection import Calls
-from ratelimit_service.service import RANKS, Answer, Batch, Service
+from ratelimit_service.service import PRIORITIES, Answer, Batch, Service
 
-__all__ = ["CallBatch", "Pending", "rank_of"]
+__all__ = ["CallBatch", "Pending", "priority_of"]
 
 _FEW: Final = 16
-"""A connection with fewer undecided calls is of the lowest rank; each doubling is one rank more."""
+"""A connection with fewer undecided calls has priority 0, the first; each doubling is one more."""
 
 
-def rank_of(undecided: int) -> int:
-    """The rank of calls whose connection has so many undecided ones, with these."""
-    return min(RANKS - 1, (undecided // _FEW).bit_length()) if undecided >= _FEW else 0
+def priority_of(undecided: int) -> int:
+    """The priority of calls whose connection has so many undecided ones, with these."""
+    return min(PRIORITIES - 1, (undecided // _FEW).bit_length()) if undecided >= _FEW else 0
 
 
 class Pending:
-    """The batches that wait for a service's store, by rank, in the order in which they came."""
+    """The batches that wait for a service's store, by priority, in the order in which they came."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.since_us: list[dict[CallBatch, int]] = [{} for _ in range(RANKS)]
+        self.since_us: list[dict[CallBatch, int]] = [{} for _ in range(PRIORITIES)]
         """When each was handed to the store. A batch that is answered takes itself out."""
 
-    def oldest_us(self, now_us: int, rank: int) -> int:
-        """For how long the oldest has waited of those up to this rank; 0 if there is none.
+    def oldest_us(self, now_us: int, priority: int) -> int:
+        """For how long the oldest has waited of those up to this priority; 0 if there is none.
 
-        The others do not stand before a call of this rank.
+        The others do not stand before a call of this priority.
         """
         oldest_us = now_us
-        for each in self.since_us[: rank + 1]:
+        for each in self.since_us[: priority + 1]:
             for since_us in each.values():
                 oldest_us = min(oldest_us, since_us)
                 break
@@ -49,7 +49,7 @@ class Pending:
 
     def begin(self, batch: CallBatch, now_us: int) -> None:
         """Notes that a batch is handed to the store."""
-        self.since_us[batch.rank][batch] = now_us
+        self.since_us[batch.priority][batch] = now_us
 
 
 class _Part(NamedTuple):
@@ -64,21 +64,21 @@ class _Part(NamedTuple):
 
 
 class CallBatch(Batch):
-    """Calls of one rank whose callers wait about equally long, in the order of their handling."""
+    """Calls of one priority whose callers wait about equally long, in order of their handling."""
 
     __slots__ = ("_parts", "_pending", "then")
 
     def __init__(
         self,
         pending: Pending,
-        rank: int,
+        priority: int,
         client: Client,
         calls: Calls,
         deadline_us: int,
         weight: int,
     ) -> None:
         """Begins with calls of a connection that are worth so many usual ones."""
-        super().__init__(calls.messages, deadline_us, rank, calls.origins)
+        super().__init__(calls.messages, deadline_us, priority, calls.origins)
         self._pending = pending
         self.then: Callable[[], None] | None = None
         """Called when all is decided."""
@@ -125,7 +125,7 @@ class CallBatch(Batch):
         """Answers all calls. A fault with one of them costs no other its answer."""
         service = self._pending.service
         # First, since others wait for it. A method could fail, and would leave this here for good.
-        self._pending.since_us[self.rank].pop(self, None)
+        self._pending.since_us[self.priority].pop(self, None)
         if self.then is not None:
             try:
                 self.then()

@@ -9,7 +9,7 @@ from typing import Final
 
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.grpc.call_batch import CallBatch, Pending, answer_each, rank_of
+from ratelimit_service.grpc.call_batch import CallBatch, Pending, answer_each, priority_of
 from ratelimit_service.grpc.h2.admission import (
     FRESH_US,
     in_time,
@@ -30,7 +30,7 @@ from ratelimit_service.grpc.h2.limits import MAX_WATCHES
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
-from ratelimit_service.service import NEVER, RANKS, Refusal, Service, counted_until
+from ratelimit_service.service import NEVER, PRIORITIES, Refusal, Service, counted_until
 from ratelimit_service.wire import METHOD, SERVICE
 
 __all__ = ["METHODS", "METHODS_UNREFLECTED", "ServiceCalls"]
@@ -66,10 +66,10 @@ class ServiceCalls:
         self._overload = overload
         self._gathered: dict[tuple[int, bool, int], CallBatch] = {}
         """The calls of this turn that are to be decided, by what they have in common: about how
-        long their callers wait, whether nobody asks who they are, and their rank."""
+        long their callers wait, whether nobody asks who they are, and their priority."""
         self._pending = Pending(service)
         self._waits_us: list[int] = []
-        """How long calls of each rank wait in the store; -1 where nobody has asked."""
+        """How long calls of each priority wait in the store; -1 where nobody has asked."""
         self._store_looked_us = 0
         """When that was forgotten last, by `elapsed_us`."""
         self._told = 0
@@ -150,20 +150,20 @@ class ServiceCalls:
         service = self._service
         if not service.waits:
             return 0
-        rank = rank_of(client.most_undecided())
+        priority = priority_of(client.most_undecided())
         if not self._waits_us or not 0 <= now_us - self._store_looked_us < _STORE_LOOK_US:
-            self._waits_us, self._store_looked_us = [-1] * RANKS, now_us
-        store_us = self._waits_us[rank]
+            self._waits_us, self._store_looked_us = [-1] * PRIORITIES, now_us
+        store_us = self._waits_us[priority]
         if store_us < 0:
-            store_us = max(self._pending.oldest_us(now_us, rank), service.wait_us(rank))
-            self._waits_us[rank] = store_us
+            store_us = max(self._pending.oldest_us(now_us, priority), service.wait_us(priority))
+            self._waits_us[priority] = store_us
         return store_us
 
     def look(self) -> None:
         """Notices the end of an overload; to be called about once a second."""
         try:
             self._told = 0
-            self._overload.waited(self._pending.oldest_us(elapsed_us(), RANKS - 1))
+            self._overload.waited(self._pending.oldest_us(elapsed_us(), PRIORITIES - 1))
             self._overload.look()
         except Exception as error:  # who calls this has connections to look after
             self._service.bug(error)
@@ -197,19 +197,21 @@ class ServiceCalls:
                 if not calls.stream_ids:
                     return
             weight = _weight(calls.messages)
-        rank = rank_of(client.most_undecided(weight)) if self._service.waits else 0
+        priority = priority_of(client.most_undecided(weight)) if self._service.waits else 0
         if visit.alone and weight == 1:
-            alone = CallBatch(self._pending, rank, client, calls, deadline_us, weight)
+            alone = CallBatch(self._pending, priority, client, calls, deadline_us, weight)
             try:
                 alone.submit(visit.now_us)
             except Exception as error:
                 alone.fail(error)
             return
         patience = -1 if timeout_us is None else timeout_us.bit_length()
-        key = patience, calls.origins is None, rank
+        key = patience, calls.origins is None, priority
         batch = self._gathered.get(key)
         if batch is None:
-            self._gathered[key] = CallBatch(self._pending, rank, client, calls, deadline_us, weight)
+            self._gathered[key] = CallBatch(
+                self._pending, priority, client, calls, deadline_us, weight
+            )
         else:
             batch.add(client, calls, deadline_us, weight)
         client.scheduler.later(self._submit_all, weight)
@@ -283,10 +285,10 @@ class ServiceCalls:
             return
         # The next one waits for its answer: a store has no more than one before small calls.
         weight = _weight(calls.messages)
-        rank = rank_of(client.most_undecided(weight))
+        priority = priority_of(client.most_undecided(weight))
         client.scheduler.hold_steps()
         try:
-            alone = CallBatch(self._pending, rank, client, calls, deadline_us, weight)
+            alone = CallBatch(self._pending, priority, client, calls, deadline_us, weight)
         except Exception:
             client.scheduler.release_steps()
             raise

@@ -1,16 +1,22 @@
 """From what the store settled to what the caller is told. Renders, and decides nothing.
 
-What an answer says beside its statuses are `additions`, the same in the long and the short way.
+What an answer says beside its statuses are `additions`, the same on the slow and the fast path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ratelimit_service.limiter.additions import Told, say
+from ratelimit_service.limiter.additions import DecisionContext, response_extras
 from ratelimit_service.limiter.compiled import Plan
-from ratelimit_service.limiter.statuses import Shown, by_policy, remaining_of, shown, statuses_of
+from ratelimit_service.limiter.statuses import (
+    ReportedLimit,
+    by_policy,
+    remaining_of,
+    reported_limit,
+    statuses_of,
+)
 from ratelimit_service.model import (
     Calendar,
     Code,
@@ -18,11 +24,9 @@ from ratelimit_service.model import (
     FailurePolicy,
     Mode,
     Outcome,
-    Request,
     whole_seconds,
 )
-from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Settled
+from ratelimit_service.stores import Outcomes
 
 __all__ = ["Plain", "answer", "plain"]
 
@@ -36,40 +40,27 @@ _CLOSED: Final = FailurePolicy.CLOSED
 _SHADOW: Final = Mode.SHADOW
 
 
-def answer(
-    request: Request | None,
-    plans: Sequence[Plan],
-    outcomes: Sequence[Outcomes],
-    settled: Settled,
-    settings: Settings,
-    clock: Callable[[], int],
-    lease: bytes = b"",
-    ban_us: int | None = None,
-) -> Decision:
-    """Renders a request that passes, or is denied.
-
-    `outcomes` has, for each plan, one for each of its hits; None where there is none. `request`
-    is needed for dynamic metadata only. `clock` is Unix time in microseconds. `lease`
-    is the id of the leases that the request takes. `ban_us` is how long a banned request is to
-    wait, if its bans end.
-    """
-    spoken = [shown(planned, each) for planned, each in zip(plans, outcomes, strict=True)]
-    statuses = statuses_of(plans, spoken, ban_us)
-    says = 0
+def answer(context: DecisionContext) -> Decision:
+    """Renders a request that passes, or is denied."""
+    plans, outcomes = context.plans, context.outcomes
+    reported = [
+        reported_limit(planned, several) for planned, several in zip(plans, outcomes, strict=True)
+    ]
+    additions = 0
     for planned in plans:
-        says |= planned.rule.says
-    said = say(says, Told(request, plans, outcomes, settled, settings, clock, lease, ban_us))
-    said.metadata |= _limits(plans, outcomes)
-    said.metadata |= _by_policies(plans, spoken)
-    said.metadata |= _by_overrides(plans)
+        additions |= planned.rule.additions
+    extras = response_extras(additions, context)
+    extras.metadata |= _limits(plans, outcomes)
+    extras.metadata |= _by_policies(plans, reported)
+    extras.metadata |= _by_overrides(plans)
     return Decision(
-        Code.OK if settled.verdict.passes else Code.OVER_LIMIT,
-        statuses,
-        tuple(said.response_headers),
-        tuple(said.request_headers),
-        said.body,
-        metadata=said.metadata or None,
-        holds_us=said.holds_us,
+        Code.OK if context.passes else Code.OVER_LIMIT,
+        statuses_of(plans, reported, context.ban_us),
+        tuple(extras.response_headers),
+        tuple(extras.request_headers),
+        extras.body,
+        metadata=extras.metadata or None,
+        holds_us=extras.holds_us,
     )
 
 
@@ -85,23 +76,23 @@ class Plain(NamedTuple):
 
 
 def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
-    """The short way of `answer`, for usual descriptors: each has one hit and one outcome.
+    """The fast path of `answer`, for usual descriptors: each has one hit and one outcome.
 
-    None if several hits are denied of which some would pass: then the long way says more.
+    None if several hits are denied of which some would pass: then the slow path says more.
     """
     statuses: list[int] = []
     by_policy: list[tuple[int, str]] = []
-    for place, planned in enumerate(plans):
-        rule, outcome = planned[0], outcomes[place]
+    for index, planned in enumerate(plans):
+        rule, outcome = planned[0], outcomes[index]
         if outcome is None:
             policy = rule.policy
             statuses.append(UNCOUNTED_OVER if policy is _CLOSED else UNCOUNTED_OK)
-            by_policy.append((place, policy))
+            by_policy.append((index, policy))
             continue
         over = outcome.over and rule.mode is not _SHADOW
         if outcome.local:
             statuses.append(UNCOUNTED_OVER if over else UNCOUNTED_OK)
-            by_policy.append((place, rule.policy))
+            by_policy.append((index, rule.policy))
         elif outcome.over and outcome.remaining:
             return None
         else:
@@ -109,12 +100,14 @@ def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
     return Plain(statuses, tuple(by_policy))
 
 
-def _by_policies(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> dict[str, object]:
+def _by_policies(
+    plans: Sequence[Plan], reported: Sequence[ReportedLimit | None]
+) -> dict[str, object]:
     """Which descriptors were decided by failure policy, and by which."""
     listed = [
         {"descriptor": index, "policy": str(planned.rule.policy)}
-        for index, (planned, one) in enumerate(zip(plans, spoken, strict=True))
-        if by_policy(planned, one)
+        for index, (planned, limit) in enumerate(zip(plans, reported, strict=True))
+        if by_policy(planned, limit)
     ]
     return {"by_policy": listed} if listed else {}
 
@@ -137,10 +130,10 @@ def _limits(
     Also each limit that denies several hits although fewer would pass.
     """
     listed = [
-        _limit(index, Shown(limit, outcome))
-        for index, (planned, each) in enumerate(zip(plans, outcomes, strict=True))
-        if len(planned.hits) > 1 or any(map(_partly, each))
-        for limit, outcome in zip(planned.rule.limits, each, strict=True)
+        _limit(index, ReportedLimit(limit, outcome))
+        for index, (planned, several) in enumerate(zip(plans, outcomes, strict=True))
+        if len(planned.hits) > 1 or any(map(_partly, several))
+        for limit, outcome in zip(planned.rule.limits, several, strict=True)
         if outcome is not None and not outcome.local
     ]
     return {"limits": listed} if listed else {}
@@ -151,7 +144,7 @@ def _partly(outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.over and outcome.remaining > 0 and not outcome.charged
 
 
-def _limit(index: int, one: Shown) -> dict[str, object]:
+def _limit(index: int, one: ReportedLimit) -> dict[str, object]:
     limit, outcome = one.limit.limit, one.outcome
     described: dict[str, object] = {
         "descriptor": index,

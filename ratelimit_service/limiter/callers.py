@@ -24,9 +24,9 @@ from ratelimit_service.stores.keys import is_digest
 __all__ = [
     "MOST_CALLERS",
     "MOST_RULES",
+    "CallerStanding",
     "RuleCallers",
-    "Sampled",
-    "Seen",
+    "SampledRequest",
     "TopCallers",
     "room_for",
 ]
@@ -56,8 +56,8 @@ sample is."""
 _LARGE: Final = 8
 """A request counts once more for each so many descriptors."""
 
-_KEPT: Final = 32
-_KEPT_BYTES: Final = 1_024
+_SAMPLE: Final = 32
+_SAMPLE_BYTES: Final = 1_024
 """So many requests of the sample are kept before they are looked at, and none that is longer."""
 
 _GAP: Final = 128
@@ -73,7 +73,7 @@ def room_for(rules: int) -> int:
     return max(_LEAST_CALLERS, min(MOST_CALLERS, _ROOM // max(1, rules)))
 
 
-class Seen:
+class CallerStanding:
     """A limit, and how many hits of it remained when it was nearest; -1 if nobody knows."""
 
     __slots__ = ("capacity", "limit", "remaining")
@@ -84,7 +84,7 @@ class Seen:
         self.remaining = remaining
 
 
-class Sampled(NamedTuple):
+class SampledRequest(NamedTuple):
     """A request of the sample, which stands for so many (`weight`).
 
     Without `outcomes` nothing more is to be told of what was over or near in it.
@@ -105,14 +105,14 @@ class RuleCallers:
         self.over: TopNames[bytes] = TopNames(most)
         self.near: TopNames[bytes] = TopNames(most)
         self.hits: TopNames[bytes] = TopNames(most)
-        self.notes: dict[bytes, Seen] = {}
+        self.notes: dict[bytes, CallerStanding] = {}
 
     def forget(self) -> None:
         """Drops the notes of who is not among the most any more."""
         over, near, hits = self.over.counts, self.near.counts, self.hits.counts
         self.notes = {
-            key: seen
-            for key, seen in self.notes.items()
+            key: standing
+            for key, standing in self.notes.items()
             if key in over or key in near or key in hits
         }
 
@@ -132,8 +132,8 @@ class TopCallers:
         takes it below 0 goes into the sample."""
         self.weight = 1
         """How many requests the next one of the sample stands for."""
-        self.kept: list[Sampled] = []
-        """Requests of the sample that nobody has looked at yet (`look_at_kept`)."""
+        self.sample: list[SampledRequest] = []
+        """Requests of the sample that nobody has looked at yet (`tally_sample`)."""
         self.unnamed: set[bytes] = set()
         """Keys of the batch at hand that do not tell what they count, since they are digests."""
         self.bodies: dict[bytes, tuple[bytes, int]] = {}
@@ -152,47 +152,47 @@ class TopCallers:
     def over(self, planned: Plan, limit: Limit, capacity: int, hits: int) -> None:
         """Adds hits that were over their limit."""
         self.outcomes -= 1
-        found = self._of(planned.declared, hits)
-        if found is not None:
+        callers = self._of(planned.declared, hits)
+        if callers is not None:
             key = planned.hits[0][0]
-            found.over.add(key, hits)
-            seen = found.notes.get(key)
-            if seen is None or seen.remaining:
-                self._note(found, key, Seen(limit, capacity, 0))
+            callers.over.add(key, hits)
+            standing = callers.notes.get(key)
+            if standing is None or standing.remaining:
+                self._note(callers, key, CallerStanding(limit, capacity, 0))
 
     def near(self, planned: Plan, limit: Limit, capacity: int, hits: int, remaining: int) -> None:
         """Adds hits that passed, but were near their limit."""
         self.outcomes -= 1
-        found = self._of(planned.declared, hits)
-        if found is not None:
+        callers = self._of(planned.declared, hits)
+        if callers is not None:
             key = planned.hits[0][0]
-            found.near.add(key, hits)
-            seen = found.notes.get(key)
-            if seen is None or seen.limit is not limit:
-                self._note(found, key, Seen(limit, capacity, remaining))
-            elif remaining < seen.remaining or seen.remaining < 0:
-                seen.remaining = remaining
+            callers.near.add(key, hits)
+            standing = callers.notes.get(key)
+            if standing is None or standing.limit is not limit:
+                self._note(callers, key, CallerStanding(limit, capacity, remaining))
+            elif remaining < standing.remaining or standing.remaining < 0:
+                standing.remaining = remaining
 
     def keep(self, body: bytes, plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> bool:
         """Keeps a request of the sample; says whether those that are kept are to be looked at.
 
         It has no `outcomes` if each that was over or near has been told already.
         """
-        self.kept.append(Sampled(body, plans, outcomes, self.weight))
-        return len(self.kept) >= _KEPT or len(body) > _KEPT_BYTES
+        self.sample.append(SampledRequest(body, plans, outcomes, self.weight))
+        return len(self.sample) >= _SAMPLE or len(body) > _SAMPLE_BYTES
 
     def busy(self, plans: Sequence[Plan], weight: int) -> None:
         """Adds all hits of a request that stands for so many."""
-        for rule, addend, charged, met in plans:
+        for rule, addend, charged, node in plans:
             if addend and charged and not charged[0].refund:
                 hits = addend * weight
-                found = self._of(met.declared, hits)
-                if found is not None:
+                callers = self._of(node.declared, hits)
+                if callers is not None:
                     key = charged[0].key
-                    found.hits.add(key, hits)
-                    if key not in found.notes:
+                    callers.hits.add(key, hits)
+                    if key not in callers.notes:
                         limit = rule.limits[0]
-                        self._note(found, key, Seen(limit.limit, limit.spec.limit, -1))
+                        self._note(callers, key, CallerStanding(limit.limit, limit.spec.limit, -1))
 
     def step(self, descriptors: int) -> int:
         """How far the next request of the sample is, after one with so many descriptors."""
@@ -205,24 +205,24 @@ class TopCallers:
 
     def name(self, body: bytes, plans: Sequence[Plan]) -> None:
         """Hears of a request that may charge counters which are still `unnamed`."""
-        for place, planned in enumerate(plans):
+        for index, planned in enumerate(plans):
             if planned.hits and planned.hits[0].key in self.unnamed:
                 key = planned.hits[0].key
                 self.unnamed.discard(key)
                 if self._bytes + len(body) <= _MOST_BYTES:
                     self._bytes += len(body)
-                    self.bodies[key] = body, place
+                    self.bodies[key] = body, index
 
-    def _note(self, found: RuleCallers, key: bytes, seen: Seen) -> None:
+    def _note(self, callers: RuleCallers, key: bytes, standing: CallerStanding) -> None:
         """Notes how a caller stands, as near to its limit as it ever was."""
-        notes = found.notes
+        notes = callers.notes
         if key not in notes and is_digest(key) and key not in self.bodies:
             self.unnamed.add(key)
         before = notes.get(key)
-        if before is None or before.remaining < 0 or 0 <= seen.remaining < before.remaining:
-            notes[key] = seen
-        if len(notes) > _MOST_NOTES * found.over.most:
-            found.forget()
+        if before is None or before.remaining < 0 or 0 <= standing.remaining < before.remaining:
+            notes[key] = standing
+        if len(notes) > _MOST_NOTES * callers.over.most:
+            callers.forget()
 
     def _of(self, rule: Rule | None, hits: int) -> RuleCallers | None:
         """The callers of a rule; None if there is no room for it.
@@ -231,8 +231,8 @@ class TopCallers:
         """
         if rule is None:
             return None
-        found = self.rules.get(rule)
-        if found is None:
+        callers = self.rules.get(rule)
+        if callers is None:
             rules = len(self.rules)
             if rules >= MOST_RULES:
                 self.left_out += hits
@@ -240,7 +240,7 @@ class TopCallers:
             most = room_for(rules + 1)
             if most < self._most:
                 self._most = most
-                for each in self.rules.values():
-                    each.over.most = each.near.most = each.hits.most = most
-            found = self.rules[rule] = RuleCallers(most)
-        return found
+                for others in self.rules.values():
+                    others.over.most = others.near.most = others.hits.most = most
+            callers = self.rules[rule] = RuleCallers(most)
+        return callers

@@ -55,7 +55,7 @@ class Era:
 class CompiledRule:
     """What a rule, or having none, means for every descriptor that meets it.
 
-    Rules that come to the same share one, so it does not tell which rule it is: `Plan.met` does.
+    Rules that come to the same share one, so it does not tell which rule it is: `Plan.node` does.
     `mode` is what the rule says. `hit_mode` is the mode of its hits, which the global shadow mode
     makes a shadow's.
     """
@@ -69,9 +69,9 @@ class CompiledRule:
     """The `near_remaining` of the first limit."""
     independent: bool = True
     """Whether the plan of a descriptor is the same whatever stands beside it in its request."""
-    usual: bool = False
-    """Whether the short ways of answering do all that it asks for (`usual`)."""
-    says: int = 0
+    fast_path: bool = False
+    """Whether the fast paths of answering do all that it asks for (`fast_path`)."""
+    additions: int = 0
     """Which additions may speak of it in an answer: bits by their places in `ADDITIONS`."""
     leasing: bool = False
     """Whether hits take leases."""
@@ -82,24 +82,25 @@ class CompiledRule:
     overrides: tuple[Override, ...] = ()
     """What an operator has decided that makes it differ from the rule."""
     era: Era | None = None
-    unkept: bool = False
+    uncounted_if_denied: bool = False
     """Whether this is of hits that descriptors report, which do not count if they are denied, of a
     rule that is also asked with 0 hits: then every later look would pass."""
 
 
-_NOTHING_MET: Final = MatchedNode()
+_NO_NODE: Final = MatchedNode()
 
 
 class Plan(NamedTuple):
     """What one descriptor needs: its rule, the number of hits, and what is to be charged.
 
-    One hit for each limit of its rule. `met` is whose rule it is, and where its hits are tallied.
+    One hit for each limit of its rule. `node` is whose rule it is, and
+    where its hits are tallied.
     """
 
     rule: CompiledRule
     addend: int = 1
     hits: tuple[Hit, ...] = ()
-    met: MatchedNode = _NOTHING_MET
+    node: MatchedNode = _NO_NODE
 
     @property
     def refund(self) -> bool:
@@ -109,4 +110,4 @@ class Plan(NamedTuple):
     @property
     def declared(self) -> Rule | None:
         """The rule as its file has it. None without one, and for a limit that a caller brings."""
-        return self.met.declared
+        return self.node.declared

@@ -11,10 +11,10 @@ from typing import Final
 
 from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
 from ratelimit_service.containers.spread import Table, spread
-from ratelimit_service.limiter.additions import speaking, wanted
+from ratelimit_service.limiter.additions import applicable, enabled
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
+from ratelimit_service.limiter.fast_path import stands_alone, takes_fast_path
 from ratelimit_service.limiter.near import near_threshold
-from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import (
     CountDenied,
     CounterSpec,
@@ -30,7 +30,7 @@ from ratelimit_service.rules.tree import Domain, MatchedNode, Node, Rule, Snapsh
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames
 
-__all__ = ["Compiler"]
+__all__ = ["Compiler", "shared_spec"]
 
 _MOST_SHARED: Final = 1_000
 """So many different limits and rules are kept to be shared; then all of them are forgotten."""
@@ -41,9 +41,9 @@ class Compiler:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.additions = wanted(settings)
+        self.additions = enabled(settings)
         """What answers may say beside their statuses."""
-        self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
+        self.no_rule = CompiledRule(Kind.NO_RULE, additions=self._additions(None, ()))
         """For descriptors of unknown domains, and those whose rule is replaced by another."""
         self.enqueues = False
         """Whether any rule that was met puts denied requests into a queue."""
@@ -55,9 +55,9 @@ class Compiler:
         """By what they follow from, so that rules with equal limits share them."""
         self._rules: dict[CompiledRule, CompiledRule] = {}
         """One for all rules that come to the same: it stays in the processor's caches."""
-        self._mets: Table[Tally, MatchedNode] = {}
+        self._nodes: Table[Tally, MatchedNode] = {}
         """Those that are in no level, by where they tally."""
-        self._old: list[dict[Tally, MatchedNode]] = []
+        self._old_nodes: list[dict[Tally, MatchedNode]] = []
         """What was in such tables for earlier snapshots. To free it at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
@@ -65,46 +65,46 @@ class Compiler:
         if snapshot.number != self._snapshot:
             self._snapshot = snapshot.number
             self._minute = snapshot.minute
-            self._old += [self._mets] if isinstance(self._mets, dict) else self._mets.parts
-            self._mets = {}
+            self._old_nodes += [self._nodes] if isinstance(self._nodes, dict) else self._nodes.parts
+            self._nodes = {}
             self._rules = {}
             self._limits = {}
             self._era = Era()
 
-    def rule(self, domain: Domain, met: MatchedNode, metric_value: str = "") -> CompiledRule:
+    def rule(self, domain: Domain, node: MatchedNode, metric_value: str = "") -> CompiledRule:
         """The rule of a node that has one. It is tallied there, unless by values."""
-        compiled = met.compiled
+        compiled = node.compiled
         if isinstance(compiled, CompiledRule) and compiled.era is self._era:
             return compiled
-        rule = met.declared
+        rule = node.declared
         assert rule is not None  # noqa: S101 -- whoever asks has met it
-        found = self._compile(domain, rule)
-        met.compiled = found
+        compiled = self._compile(domain, rule)
+        node.compiled = compiled
         if not metric_value:
-            met.tally = rule.tallies.of()
-        return found
+            node.tally = rule.tallies.of()
+        return compiled
 
-    def by_value(self, met: MatchedNode, metric_value: str) -> MatchedNode:
+    def by_value(self, node: MatchedNode, metric_value: str) -> MatchedNode:
         """What is met where a rule tallies by values. It has a bounded number of tallies."""
-        rule = met.declared
+        rule = node.declared
         assert rule is not None  # noqa: S101 -- as above
-        return self._tallied(rule.tallies.of(metric_value), met.node)
+        return self._tallied(rule.tallies.of(metric_value), node.node)
 
-    def matched(self, domain: Domain, found: Match) -> tuple[CompiledRule, MatchedNode]:
+    def matched(self, domain: Domain, rule_match: Match) -> tuple[CompiledRule, MatchedNode]:
         """The rule that a descriptor meets, which meets one, and where it is tallied."""
-        met, identity, shared, metric_value, stray = found
-        assert met is not None  # noqa: S101 -- it has a rule
-        compiled = self.rule(domain, met, metric_value)
+        node, identity, shared, metric_value, stray = rule_match
+        assert node is not None  # noqa: S101 -- it has a rule
+        compiled = self.rule(domain, node, metric_value)
         if compiled.groups and not stray:
             last = len(identity) - 1
             stray = last not in shared and address_of(identity[last][1]) is None
         if stray:
-            compiled = self._shared(_stray(compiled))
-        return compiled, self.by_value(met, metric_value) if metric_value else met
+            compiled = self._shared(_unusual(compiled, stray=True))
+        return compiled, self.by_value(node, metric_value) if metric_value else node
 
     def unmatched(self, domain: Domain) -> Plan:
         """For descriptors that no rule of the domain matches."""
-        return Plan(self.no_rule, met=self._tallied(domain.unmatched.of()))
+        return Plan(self.no_rule, node=self._tallied(domain.unmatched.of()))
 
     def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MatchedNode]:
         """A limit that the caller brings. No rule is looked up; its counter is like a rule's."""
@@ -113,44 +113,29 @@ class Compiler:
         compiled = self._limited(domain, (limit,), mode, settings.failure_policy, None)
         return compiled, self._tallied(domain.overrides.of())
 
-    def unkept(self, rule: CompiledRule) -> CompiledRule:
-        """The same for reports that do not count if they are denied: it takes the long ways."""
-        return self._shared(
-            CompiledRule(
-                rule.kind,
-                rule.limits,
-                rule.mode,
-                rule.hit_mode,
-                rule.policy,
-                rule.near_remaining,
-                rule.independent,
-                False,
-                rule.says,
-                rule.leasing,
-                rule.groups,
-                rule.stray,
-                era=rule.era,
-                unkept=True,
-            )
-        )
+    def uncounted_if_denied(self, rule: CompiledRule) -> CompiledRule:
+        """The same for reports that do not count if they are denied."""
+        return self._shared(_unusual(rule, uncounted_if_denied=True))
 
     def unserved(self) -> CompiledRule:
         """Of descriptors in a domain whose rules never loaded."""
-        says = self._says(None, ())
-        return CompiledRule(Kind.UNSERVED, policy=self._settings.failure_policy, says=says)
+        additions = self._additions(None, ())
+        return CompiledRule(
+            Kind.UNSERVED, policy=self._settings.failure_policy, additions=additions
+        )
 
     def _tallied(self, tally: Tally, node: Node | None = None) -> MatchedNode:
         """What is met, of no level, where hits are tallied here. Few rules have such."""
-        met = self._mets.get(tally)
-        if met is None:
-            met = self._mets[tally] = MatchedNode(node, tally)
-            self._mets = spread(self._mets)
+        matched = self._nodes.get(tally)
+        if matched is None:
+            matched = self._nodes[tally] = MatchedNode(node, tally)
+            self._nodes = spread(self._nodes)
             for _ in range(2):  # two old ones go, so that these cannot pile up
-                if self._old and not self._old[-1]:
-                    self._old.pop()
-                if self._old and self._old[-1]:
-                    self._old[-1].popitem()
-        return met
+                if self._old_nodes and not self._old_nodes[-1]:
+                    self._old_nodes.pop()
+                if self._old_nodes and self._old_nodes[-1]:
+                    self._old_nodes[-1].popitem()
+        return matched
 
     def _shared(self, compiled: CompiledRule) -> CompiledRule:
         """The one for all rules that come to this."""
@@ -170,7 +155,7 @@ class Compiler:
                 CompiledRule(
                     Kind.UNLIMITED,
                     independent=self._independent(rule),
-                    says=self._says(rule, ()),
+                    additions=self._additions(rule, ()),
                     era=self._era,
                 )
             )
@@ -209,32 +194,32 @@ class Compiler:
                 policy,
                 compiled[0].near_remaining,
                 self._independent(rule),
-                not settings.shadow_mode and is_usual(rule, limits),
-                self._says(rule, limits),
+                not settings.shadow_mode and takes_fast_path(rule, limits),
+                self._additions(rule, limits),
                 any(each.spec.algorithm.leases for each in compiled),
                 any(limit.grouping is not None for limit in limits),
                 era=self._era,
             )
         )
 
-    def _says(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
-        return speaking(self.additions, self._settings, rule, limits)
+    def _additions(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
+        return applicable(self.additions, self._settings, rule, limits)
 
     def _compiled_limits(
         self, domain: Domain, limits: tuple[Limit, ...], *, always: bool
     ) -> tuple[CompiledLimit, ...]:
         """One for all rules of a domain with equal limits: they stay in the processor's caches."""
         key = domain.name, limits, always
-        found = self._limits.get(key)
-        if found is None:
-            found = tuple(self._limit(domain, limit, always=always) for limit in limits)
+        compiled = self._limits.get(key)
+        if compiled is None:
+            compiled = tuple(self._limit(domain, limit, always=always) for limit in limits)
             if len(self._limits) >= _MOST_SHARED:  # callers bring limits of their own
                 self._limits = {}
-            self._limits[key] = found
-        return found
+            self._limits[key] = compiled
+        return compiled
 
     def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
-        spec = _spec(limit)
+        spec = shared_spec(limit)
         near_limit = near_threshold(capacity_of(limit), self._settings.near_limit_ratio)
         denied = spec.algorithm.denied
         count_denied = denied is Denied.ALWAYS_COUNTED or (
@@ -250,8 +235,10 @@ class Compiler:
         return not self._settings.quota_mode and (rule is None or stands_alone(rule))
 
 
-def _stray(rule: CompiledRule) -> CompiledRule:
-    """The same for descriptors with a value that should be an address: it is counted."""
+def _unusual(
+    rule: CompiledRule, *, stray: bool = False, uncounted_if_denied: bool = False
+) -> CompiledRule:
+    """The same for descriptors of which more is to be told: it takes the slow paths."""
     return CompiledRule(
         rule.kind,
         rule.limits,
@@ -261,14 +248,16 @@ def _stray(rule: CompiledRule) -> CompiledRule:
         rule.near_remaining,
         rule.independent,
         False,
-        rule.says,
+        rule.additions,
         rule.leasing,
         rule.groups,
-        True,
+        rule.stray or stray,
+        era=rule.era,
+        uncounted_if_denied=uncounted_if_denied,
     )
 
 
 @lru_cache(maxsize=4096)
-def _spec(limit: Limit) -> CounterSpec:
-    """One for all counters of equal limits: callers bring limits of their own."""
+def shared_spec(limit: Limit) -> CounterSpec:
+    """One for all counters of equal limits, since stores remember specs by identity."""
     return spec_of(limit)

@@ -1,6 +1,6 @@
 """Which overrides a descriptor meets, and which of them come first. Pure.
 
-What must not live here: what overrides make of a plan (`steer`), and where they are kept
+What must not live here: what overrides make of a plan (`overridden_plans`), and where they are kept
 (`stores`).
 """
 
@@ -16,7 +16,7 @@ from ratelimit_service.rules.matchers.pattern import Pattern
 
 __all__ = ["DomainOverrides", "Ruling", "holding", "ruling_of"]
 
-_ORDER: Final = {kind: place for place, kind in enumerate(OverrideKind)}
+_ORDER: Final = {kind: index for index, kind in enumerate(OverrideKind)}
 
 _MOST_GRANTS: Final = 8
 """So many grants of a descriptor are looked at; each may cost a call to the store."""
@@ -41,7 +41,7 @@ class _Patterned(NamedTuple):
 
     def takes(self, entries: Sequence[Entry]) -> bool:
         """Whether the values at these places match."""
-        return all(pattern.matches(entries[place].value) for place, pattern in self.patterns)
+        return all(pattern.matches(entries[index].value) for index, pattern in self.patterns)
 
 
 class _AlikePatterns:
@@ -67,9 +67,9 @@ class _AlikePatterns:
         """Lets go of one that is known."""
         self._pieces.remove(patterned.patterns[0][1].fragments, patterned)
 
-    def taking(self, entries: Sequence[Entry], place: int) -> Sequence[Override]:
-        """Those that take a descriptor; `place` is the first one with a pattern."""
-        likely = self._pieces.likely(entries[place].value)
+    def taking(self, entries: Sequence[Entry], index: int) -> Sequence[Override]:
+        """Those that take a descriptor; `index` is the first one with a pattern."""
+        likely = self._pieces.likely(entries[index].value)
         return [each.override for each in likely if each.takes(entries)]
 
 
@@ -95,7 +95,7 @@ class DomainOverrides:
         if override.exact:
             self._exact.setdefault(override.entries, []).append(override)
             return
-        keys, plain, values = _place(override)
+        keys, plain, values = _shape(override)
         by_values = self._patterned.setdefault(keys, {}).setdefault(plain, {})
         if values not in by_values:
             by_values[values] = _AlikePatterns()
@@ -110,16 +110,16 @@ class DomainOverrides:
             if not same:
                 del self._exact[override.entries]
             return
-        keys, plain, values = _place(override)
-        by_places = self._patterned[keys]
-        by_values = by_places[plain]
+        keys, plain, values = _shape(override)
+        by_indices = self._patterned[keys]
+        by_values = by_indices[plain]
         alike = by_values[values]
         alike.remove(_patterned(override, plain))
         if not alike:
             del by_values[values]
         if not by_values:
-            del by_places[plain]
-        if not by_places:
+            del by_indices[plain]
+        if not by_indices:
             del self._patterned[keys]
 
     def taking(self, entries: Sequence[Entry]) -> Sequence[Override]:
@@ -129,18 +129,18 @@ class DomainOverrides:
         """
         entries = tuple(entries)
         exact = self._exact.get(entries, ())
-        places = self._patterned.get(tuple([entry.key for entry in entries]))
-        if not places:
+        by_indices = self._patterned.get(tuple([entry.key for entry in entries]))
+        if not by_indices:
             return exact
         if not EFFORT.bounded:
-            return [*exact, *self._taking(entries, places)]
+            return [*exact, *self._taking(entries, by_indices)]
         name = (self, entries)
-        found = EFFORT.results.get(name)
-        if found is None:
+        taking = EFFORT.results.get(name)
+        if taking is None:
             EFFORT.spend(0)
-            found = [*exact, *self._taking(entries, places)]
-            EFFORT.results[name] = found
-        return found
+            taking = [*exact, *self._taking(entries, by_indices)]
+            EFFORT.results[name] = taking
+        return taking
 
     def meeting(self, entries: Sequence[Entry], now_us: int) -> list[Override]:
         """Those that take a descriptor and hold now, the first one first."""
@@ -149,12 +149,12 @@ class DomainOverrides:
     def _taking(
         self,
         entries: tuple[Entry, ...],
-        places: Mapping[tuple[int, ...], Mapping[tuple[str, ...], _AlikePatterns]],
+        by_indices: Mapping[tuple[int, ...], Mapping[tuple[str, ...], _AlikePatterns]],
     ) -> Iterator[Override]:
-        for plain, by_values in places.items():
-            alike = by_values.get(tuple([entries[place].value for place in plain]))
+        for plain, by_values in by_indices.items():
+            alike = by_values.get(tuple([entries[index].value for index in plain]))
             if alike is not None:
-                first = next(place for place in range(len(entries)) if place not in plain)
+                first = next(index for index in range(len(entries)) if index not in plain)
                 yield from alike.taking(entries, first)
 
 
@@ -162,29 +162,29 @@ def holding(taking: Sequence[Override], now_us: int) -> list[Override]:
     """Those of overrides that take a descriptor which hold now, the first one first."""
     if not taking:
         return []
-    found = [each for each in taking if each.holds(now_us)]
-    found.sort(key=_precedence)
-    return found
+    held = [override for override in taking if override.holds(now_us)]
+    held.sort(key=_precedence)
+    return held
 
 
 def _patterned(override: Override, plain: tuple[int, ...]) -> _Patterned:
     """An override with its patterns, which stand at all places but these."""
     patterns = [
-        (place, Pattern.of(entry.value))
-        for place, entry in enumerate(override.entries)
-        if place not in plain
+        (index, Pattern.of(entry.value))
+        for index, entry in enumerate(override.entries)
+        if index not in plain
     ]
     return _Patterned(override, tuple(patterns))
 
 
-def _place(override: Override) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+def _shape(override: Override) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
     """Its keys, the places of values without pattern, and these values."""
     entries = override.entries
-    plain = tuple(place for place, entry in enumerate(entries) if "*" not in entry.value)
+    plain = tuple(index for index, entry in enumerate(entries) if "*" not in entry.value)
     return (
         tuple(entry.key for entry in entries),
         plain,
-        tuple(entries[place].value for place in plain),
+        tuple(entries[index].value for index in plain),
     )
 
 
@@ -218,7 +218,7 @@ def ruling_of(meeting: Sequence[Override], name: str = "") -> Ruling:
     limit or a grant, bans and exempts behind it do not count; a number and extra hits do not
     contradict each other, so the first limit and all grants hold together.
     """
-    meant = [each for each in meeting if not each.limit or each.limit == name]
+    meant = [override for override in meeting if not override.limit or override.limit == name]
     if not meant:
         return _NOTHING
     first = meant[0]
@@ -226,6 +226,6 @@ def ruling_of(meeting: Sequence[Override], name: str = "") -> Ruling:
         return Ruling(ban=first)
     if first.kind is OverrideKind.EXEMPT:
         return Ruling(exempt=first)
-    limit = next((each for each in meant if each.kind is OverrideKind.LIMIT), None)
-    grants = [each for each in meant if each.kind is OverrideKind.GRANT]
+    limit = next((override for override in meant if override.kind is OverrideKind.LIMIT), None)
+    grants = [override for override in meant if override.kind is OverrideKind.GRANT]
     return Ruling(limit=limit, grants=tuple(grants[:_MOST_GRANTS]))

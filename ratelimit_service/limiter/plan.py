@@ -9,7 +9,7 @@ from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
-from ratelimit_service.limiter.usual import has_template
+from ratelimit_service.limiter.fast_path import has_template
 from ratelimit_service.model import (
     CountDenied,
     Denied,
@@ -34,8 +34,8 @@ __all__ = [
     "Plan",
     "PlanTemplate",
     "Planner",
+    "settle_without_hits",
     "too_many_limits",
-    "unasked",
 ]
 
 MAX_LIMITS: Final = 256
@@ -55,7 +55,7 @@ def too_many_limits() -> BadRequestError:
     )
 
 
-def unasked(plans: Sequence[Plan]) -> Settled:
+def settle_without_hits(plans: Sequence[Plan]) -> Settled:
     """The result of a request that has nothing to charge. Only a failure policy can deny it."""
     for rule, _, _, _ in plans:
         if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.ERROR:
@@ -68,19 +68,19 @@ def unasked(plans: Sequence[Plan]) -> Settled:
 class PlanTemplate:
     """The plan of all descriptors that differ only in the value of their last entry."""
 
-    __slots__ = ("_addend", "_names", "_rest", "met", "rule")
+    __slots__ = ("_addend", "_names", "_rest", "node", "rule")
 
     def __init__(
         self,
         rule: CompiledRule,
-        met: MatchedNode,
+        node: MatchedNode,
         addend: int,
         names: KeyStem,
         rest: tuple[object, ...],
     ) -> None:
         """`rest` are a hit's fields behind its key."""
         self.rule = rule
-        self.met = met
+        self.node = node
         self._addend = addend
         self._names = names
         self._rest = rest
@@ -93,7 +93,7 @@ class PlanTemplate:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # mypyc would build a list first for (key, *rest).
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
-        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),), self.met))
+        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),), self.node))
 
 
 class Planner:
@@ -132,43 +132,25 @@ class Planner:
         replaced = self._replaced(domain, matches)
         plans: list[Plan] = []
         limits = 0
-        for descriptor, found in zip(request.descriptors, matches, strict=True):
+        for descriptor, rule_match in zip(request.descriptors, matches, strict=True):
             addend = descriptor.hits_addend
             if addend is None:
                 addend = request.hits_addend or 1
-            if not isinstance(found, Match):
-                brought, met = self.compiler.override(domain, found)
-                planned = _counted(
-                    brought, met, descriptor.entries, (), addend, descriptor.is_negative_hits
-                )
+            if not isinstance(rule_match, Match):
+                brought, node = self.compiler.override(domain, rule_match)
+                returned = b"" if descriptor.is_negative_hits else None
+                planned = _counted(brought, node, descriptor.entries, (), addend, returned)
                 plans.append(self._reported(planned, descriptor))
-            elif found.node is None or (replaced and _is_replaced(found, replaced)):
-                plans.append(self._without(domain, found, addend))
+            elif rule_match.node is None or (replaced and _is_replaced(rule_match, replaced)):
+                plans.append(self._without(domain, rule_match, addend))
             else:
-                plans.append(self._matched(domain, descriptor, found, addend))
+                plans.append(self._matched(domain, descriptor, rule_match, addend))
             limits += len(plans[-1].hits)
             if limits > MAX_LIMITS:
                 raise too_many_limits()
         if settings.quota_mode or any(planned.rule.mode is Mode.QUOTA for planned in plans):
             return _with_quotas(plans, settings)
         return plans
-
-    def _replaced(self, domain: Domain, matches: Sequence[Limit | Match]) -> set[str]:
-        """The names of the rules whose place those that are met take."""
-        replaced: set[str] = set()
-        looked_at: set[MatchedNode] = set()
-        for found in matches:
-            if not isinstance(found, Match) or found.node is None:
-                continue
-            if not found.node.flags & REPLACES or found.node in looked_at:
-                continue  # as nearly always
-            rule = found.node.declared
-            assert rule is not None  # noqa: S101 -- its node says that it replaces others
-            # While none of its limits holds, a rule replaces no other.
-            if rule.unlimited or self.compiler.matched(domain, found)[0].limits:
-                replaced |= rule.replaces
-                looked_at.add(found.node)
-        return replaced
 
     def plan_alone(
         self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
@@ -178,26 +160,26 @@ class Planner:
         None if what stands beside it may matter; `addend` is the request's, 0 if it has none.
         """
         self.compiler.renew(snapshot)
-        found = match(domain, entries, snapshot.minute)
-        if found[0] is None:
+        rule_match = match(domain, entries, snapshot.minute)
+        if rule_match[0] is None:
             return None if self._settings.quota_mode else self.compiler.unmatched(domain)
-        rule, met = self.compiler.matched(domain, found)
+        rule, node = self.compiler.matched(domain, rule_match)
         if not rule.independent:
             return None
         if not rule.limits:
-            return Plan(rule, addend or 1, (), met)
-        _, identity, shared, _, _ = found
-        return _counted(rule, met, identity, shared, addend or 1)
+            return Plan(rule, addend or 1, (), node)
+        _, identity, shared, _, _ = rule_match
+        return _counted(rule, node, identity, shared, addend or 1)
 
     def template(
         self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
     ) -> PlanTemplate | None:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self.compiler.renew(snapshot)
-        met = match_any_value(domain, entries, snapshot.minute)
-        if met is None:
+        node = match_any_value(domain, entries, snapshot.minute)
+        if node is None:
             return None
-        rule = self.compiler.rule(domain, met)
+        rule = self.compiler.rule(domain, node)
         if not rule.independent or not has_template([each.limit for each in rule.limits]):
             return None
         (limit,) = rule.limits
@@ -213,26 +195,46 @@ class Planner:
             rule.policy,
             None,
         )
-        return PlanTemplate(rule, met, addend, limit.names.stem(entries), rest)
+        return PlanTemplate(rule, node, addend, limit.names.stem(entries), rest)
 
-    def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
+    def _replaced(self, domain: Domain, matches: Sequence[Match | Limit]) -> Collection[str]:
+        """The names of rules that are replaced by others which the request meets."""
+        replaced: set[str] = set()
+        looked_at: set[MatchedNode] = set()
+        for rule_match in matches:
+            if not isinstance(rule_match, Match) or rule_match.node is None:
+                continue
+            if not rule_match.node.flags & REPLACES or rule_match.node in looked_at:
+                continue  # as nearly always
+            rule = rule_match.node.declared
+            assert rule is not None  # noqa: S101 -- its node says that it replaces others
+            # While none of its limits holds, a rule replaces no other.
+            if rule.unlimited or self.compiler.matched(domain, rule_match)[0].limits:
+                replaced |= rule.replaces
+                looked_at.add(rule_match.node)
+        return replaced
+
+    def _without(self, domain: Domain, rule_match: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
-        if found.rule is not None and found.rule.unlimited:
-            rule, met = self.compiler.matched(domain, found)
-            return Plan(rule, addend, (), met)
-        if found.rule is None:
+        if rule_match.rule is not None and rule_match.rule.unlimited:
+            rule, node = self.compiler.matched(domain, rule_match)
+            return Plan(rule, addend, (), node)
+        if rule_match.rule is None:
             return self.compiler.unmatched(domain)
         return Plan(self.compiler.no_rule)
 
-    def _matched(self, domain: Domain, descriptor: Descriptor, found: Match, addend: int) -> Plan:
-        compiled, met = self.compiler.matched(domain, found)
+    def _matched(
+        self, domain: Domain, descriptor: Descriptor, rule_match: Match, addend: int
+    ) -> Plan:
+        compiled, node = self.compiler.matched(domain, rule_match)
         if not compiled.limits:
-            return Plan(compiled, addend, (), met)
-        refund = descriptor.is_negative_hits
-        lease = b""
-        if refund and len(found.identity) < len(descriptor.entries):
-            lease = _lease(descriptor.entries[-1].value)
-        planned = _counted(compiled, met, found.identity, found.shared, addend, refund, lease)
+            return Plan(compiled, addend, (), node)
+        _, identity, shared, _, _ = rule_match
+        returned = None
+        if descriptor.is_negative_hits:
+            named = len(identity) < len(descriptor.entries)
+            returned = _lease(descriptor.entries[-1].value) if named else b""
+        planned = _counted(compiled, node, identity, shared, addend, returned)
         return self._reported(planned, descriptor)
 
     def _reported(self, planned: Plan, descriptor: Descriptor) -> Plan:
@@ -251,19 +253,19 @@ class Planner:
                 for hit in planned.hits
             ]
             planned = planned._replace(hits=tuple(hits))
-        if path not in self._looked or all(_kept(hit) for hit in planned.hits):
+        if path not in self._looked or all(_counts_if_denied(hit) for hit in planned.hits):
             return planned
-        return planned._replace(rule=self.compiler.unkept(planned.rule))
+        return planned._replace(rule=self.compiler.uncounted_if_denied(planned.rule))
 
 
-def _kept(hit: Hit) -> bool:
+def _counts_if_denied(hit: Hit) -> bool:
     """Whether a hit counts, though it is denied."""
     return hit.count_denied and hit.spec.algorithm.denied >= Denied.COUNTED
 
 
-def _is_replaced(found: Match, replaced: Collection[str]) -> bool:
+def _is_replaced(rule_match: Match, replaced: Collection[str]) -> bool:
     """Whether the rule that a descriptor meets has one of these names."""
-    return found.rule is not None and not found.rule.names.isdisjoint(replaced)
+    return rule_match.rule is not None and not rule_match.rule.names.isdisjoint(replaced)
 
 
 def _returned(domain: Domain, descriptor: Descriptor, minute: int) -> Match | None:
@@ -271,12 +273,12 @@ def _returned(domain: Domain, descriptor: Descriptor, minute: int) -> Match | No
     entries = descriptor.entries
     if not descriptor.is_negative_hits or len(entries) < 2 or entries[-1].key != LEASE:
         return None
-    found = match(domain, entries[:-1], minute)
-    if found.rule is None or not any(
-        ALGORITHMS[limit.algorithm].leases for limit in found.rule.limits
+    rule_match = match(domain, entries[:-1], minute)
+    if rule_match.rule is None or not any(
+        ALGORITHMS[limit.algorithm].leases for limit in rule_match.rule.limits
     ):
         return None
-    return found
+    return rule_match
 
 
 def _lease(text: str) -> bytes:
@@ -297,55 +299,41 @@ _UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
 
 def _counted(
     rule: CompiledRule,
-    met: MatchedNode,
+    node: MatchedNode,
     identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,
-    refund: bool = False,
-    lease: bytes = b"",
+    returned: bytes | None = None,
 ) -> Plan:
-    if len(rule.limits) == 1:
-        _, spec, count_denied, names, _, _, _ = rule.limits[0]
-        key = names.key(identity, shared)
-        given = addend if not lease or spec.algorithm.leases else 0
-        if refund and not spec.algorithm.refunded:
-            given = 0
-        hit = (
-            key,
+    """The plan of a descriptor that meets limits.
+
+    `returned` is None unless it gives hits back; else it is the id of the lease, if there is one.
+    """
+    lease = returned or b""
+    hits: tuple[Hit, ...] = ()
+    joined = False
+    for _, spec, count_denied, names, _, _, _ in rule.limits:
+        given = addend
+        if returned is not None:
+            # A request that gives back a lease gives back no hits of the other limits.
+            algorithm = spec.algorithm
+            given = addend if algorithm.refunded and (not lease or algorithm.leases) else 0
+        fields = (
+            names.key(identity, shared),
             spec,
             given,
             rule.hit_mode,
             count_denied,
-            refund,
+            returned is not None,
             lease,
-            False,
+            joined,
             rule.policy,
             None,
         )
-        return new_tuple(Plan, (rule, addend, (new_tuple(Hit, hit),), met))
-    hits = []
-    # Each limit of a quota counts by itself, even where the quota cannot deny.
-    together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
-    for place, limit in enumerate(rule.limits):
-        # A request that gives back a lease gives back no hits of the other limits.
-        algorithm = limit.spec.algorithm
-        given = addend if not lease or algorithm.leases else 0
-        if refund and not algorithm.refunded:
-            given = 0
-        hits.append(
-            Hit(
-                limit.names.key(identity, shared),
-                limit.spec,
-                given,
-                rule.hit_mode,
-                limit.count_denied,
-                refund,
-                lease,
-                joined=together and place > 0,
-                policy=rule.policy,
-            )
-        )
-    return Plan(rule, addend, tuple(hits), met)
+        hits += (new_tuple(Hit, fields),)
+        # Each limit of a quota counts by itself, even where the quota cannot deny.
+        joined = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
+    return new_tuple(Plan, (rule, addend, hits, node))
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:

@@ -22,36 +22,27 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
     outcomes, by = settled.outcomes, settled.by
     if settled.verdict is not Verdict.DENIED or by < 0:
         return None
+    if any(plan.rule.kind is Kind.BANNED for plan in plans):
+        return None
     deciding: Rule | None = None
-    enforced: list[Plan] = []
-    quotas: list[Plan] = []
-    room = by_policy = False
-    place = 0
+    enforced: list[tuple[Plan, bool | None]] = []
+    quotas: list[tuple[Plan, bool | None]] = []
+    start = 0
     for plan in plans:
         hits = plan.hits
-        if plan.rule.kind is Kind.BANNED:
-            return None
-        if not hits:
-            continue
-        over = _over(plan.rule, outcomes[place : place + len(hits)])
-        if place <= by < place + len(hits):
+        end = start + len(hits)
+        if start <= by < end:
             deciding = plan.declared
-        place += len(hits)
-        mode = hits[0].mode
-        if hits[0].refund or mode is Mode.SHADOW:
-            continue
-        if mode is Mode.QUOTA:
-            quotas.append(plan)
-            room = room or over is False
-            by_policy = by_policy or over is None
-        elif over is None:
-            return None
-        elif over:
-            enforced.append(plan)
-    if by_policy and not room:
+        if hits and not hits[0].refund and hits[0].mode is not Mode.SHADOW:
+            alike = quotas if hits[0].mode is Mode.QUOTA else enforced
+            alike.append((plan, _over(plan.rule, outcomes[start:end])))
+        start = end
+    may_deny = enforced
+    if all(over is not False for _, over in quotas):
+        may_deny = enforced + quotas  # quotas deny only if none of them has room
+    if any(over is None for _, over in may_deny):
         return None
-    denying = enforced if room else enforced + quotas
-    return deciding if _all_enqueue(denying) else None
+    return deciding if _all_enqueue([plan for plan, over in may_deny if over]) else None
 
 
 def _all_enqueue(denying: Sequence[Plan]) -> bool:

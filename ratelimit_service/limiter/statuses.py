@@ -8,17 +8,17 @@ from typing import NamedTuple
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
 from ratelimit_service.model import MAX_ADDEND, Code, FailurePolicy, Mode, Outcome, Status
 
-__all__ = ["Shown", "by_policy", "remaining_of", "shown", "statuses_of"]
+__all__ = ["ReportedLimit", "by_policy", "remaining_of", "reported_limit", "statuses_of"]
 
 
-class Shown(NamedTuple):
+class ReportedLimit(NamedTuple):
     """The limit that speaks for a descriptor, and its outcome."""
 
     limit: CompiledLimit
     outcome: Outcome
 
 
-def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
+def reported_limit(planned: Plan, outcomes: Sequence[Outcome | None]) -> ReportedLimit | None:
     """The limit that speaks for a descriptor, with its outcome.
 
     A limit that is over comes first, then one that this process counted alone. Of several that are
@@ -30,14 +30,14 @@ def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
     for limit, outcome in zip(planned.rule.limits, outcomes, strict=True):
         if outcome is None:
             missing = True
-        elif best is None or _before(Shown(limit, outcome), best):
-            best = Shown(limit, outcome)
+        elif best is None or _before(ReportedLimit(limit, outcome), best):
+            best = ReportedLimit(limit, outcome)
     if missing and best is not None and not best.outcome.over:
         return None
     return best
 
 
-def _before(one: Shown, other: Shown) -> bool:
+def _before(one: ReportedLimit, other: ReportedLimit) -> bool:
     first, second = one.outcome, other.outcome
     if first.over != second.over:
         return first.over
@@ -48,12 +48,12 @@ def _before(one: Shown, other: Shown) -> bool:
     )
 
 
-def remaining_of(one: Shown) -> int:
+def remaining_of(one: ReportedLimit) -> int:
     """How many hits remain, without the soft part."""
     return max(0, one.outcome.remaining - one.limit.soft)
 
 
-def _status(planned: Plan, spoken: Shown | None, ban_us: int | None) -> Status:
+def _status(planned: Plan, reported: ReportedLimit | None, ban_us: int | None) -> Status:
     rule = planned.rule
     if rule.kind is Kind.NO_RULE:
         return Status(Code.OK)
@@ -61,16 +61,16 @@ def _status(planned: Plan, spoken: Shown | None, ban_us: int | None) -> Status:
         return Status(Code.OK, remaining=MAX_ADDEND)
     if rule.kind is Kind.BANNED:
         return Status(Code.OVER_LIMIT, reset_us=ban_us)
-    if spoken is None:
+    if reported is None:
         return Status(_by_policy(planned))
-    outcome = spoken.outcome
+    outcome = reported.outcome
     over = outcome.over and rule.mode is not Mode.SHADOW
     if outcome.local:
         return Status(Code.OVER_LIMIT if over else Code.OK)
     return Status(
         Code.OVER_LIMIT if over else Code.OK,
-        spoken.limit.limit,
-        0 if outcome.over else remaining_of(spoken),
+        reported.limit.limit,
+        0 if outcome.over else remaining_of(reported),
         outcome.reset_us,
     )
 
@@ -80,20 +80,20 @@ def _by_policy(planned: Plan) -> Code:
     return Code.OVER_LIMIT if closed else Code.OK
 
 
-def by_policy(planned: Plan, spoken: Shown | None) -> bool:
+def by_policy(planned: Plan, reported: ReportedLimit | None) -> bool:
     """Whether the failure policy decided on a descriptor, not the count of a store."""
-    if spoken is not None:
-        return spoken.outcome.local
+    if reported is not None:
+        return reported.outcome.local
     return planned.rule.kind in (Kind.COUNTED, Kind.UNSERVED)
 
 
 def statuses_of(
-    plans: Sequence[Plan], spoken: Sequence[Shown | None], ban_us: int | None = None
+    plans: Sequence[Plan], reported: Sequence[ReportedLimit | None], ban_us: int | None = None
 ) -> tuple[Status, ...]:
     """A status for each descriptor, of the limits that speak for them.
 
     `ban_us` is how long a banned request is to wait; None if its bans have no end.
     """
     return tuple(
-        [_status(planned, one, ban_us) for planned, one in zip(plans, spoken, strict=True)]
+        [_status(planned, one, ban_us) for planned, one in zip(plans, reported, strict=True)]
     )

@@ -7,31 +7,31 @@ from collections.abc import Sequence
 from ratelimit_service.algorithms import denying
 from ratelimit_service.limiter.callers import TopCallers
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
-from ratelimit_service.limiter.statuses import Shown, by_policy, shown
+from ratelimit_service.limiter.statuses import ReportedLimit, by_policy, reported_limit
 from ratelimit_service.model import Mode, Outcome
 from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["look_at_kept", "tally", "tally_plain", "tally_within"]
+__all__ = ["tally", "tally_plain", "tally_sample", "tally_within"]
 
 
 def tally_within(
     plans: list[Plan], outcomes: list[Outcome], callers: TopCallers | None = None
 ) -> None:
-    """The short way for usual descriptors of which none was over."""
-    for place, (rule, addend, _, met) in enumerate(plans):
-        tally = met.tally
+    """The fast path for usual descriptors of which none was over."""
+    for index, (rule, addend, _, node) in enumerate(plans):
+        tally = node.tally
         if tally is not None:
             tally.hits += addend
             tally.within += addend
-            remaining = outcomes[place].remaining
+            remaining = outcomes[index].remaining
             if remaining < rule.near_remaining:
                 near = min(addend, rule.near_remaining - remaining)
                 tally.near += near
                 if callers is not None:
                     limit = rule.limits[0]
-                    callers.near(plans[place], limit.limit, limit.spec.limit, near, remaining)
+                    callers.near(plans[index], limit.limit, limit.spec.limit, near, remaining)
 
 
 def tally_plain(
@@ -40,17 +40,17 @@ def tally_plain(
     stats: Stats,
     callers: TopCallers | None = None,
 ) -> None:
-    """The short way of `tally`, for usual descriptors."""
+    """The fast path of `tally`, for usual descriptors."""
     outcomes, verdict = settled.outcomes, settled.verdict
     stats.decisions["ok" if verdict.passes else "over_limit"] += 1
-    for place, planned in enumerate(plans):
-        rule, _, _, met = planned
-        outcome = outcomes[place]
+    for index, planned in enumerate(plans):
+        rule, _, _, node = planned
+        outcome = outcomes[index]
         if outcome is None or outcome.local:
             stats.policy_decisions[rule.policy] += 1
-        if met.tally is not None:
-            spoken = Shown(rule.limits[0], outcome) if outcome is not None else None
-            _add(planned, spoken, met.tally, callers)
+        if node.tally is not None:
+            reported = ReportedLimit(rule.limits[0], outcome) if outcome is not None else None
+            _add(planned, reported, node.tally, callers)
 
 
 def tally(
@@ -64,28 +64,28 @@ def tally(
     """Adds an answered request to its rules' tallies and the process's stats."""
     stats.decisions["ok" if verdict.passes else "over_limit"] += 1
     declared = []  # what the rules alone say, without the global shadow mode
-    for planned, each in zip(plans, outcomes, strict=True):
+    for planned, several in zip(plans, outcomes, strict=True):
         rule = planned.rule
         for override in rule.overrides:
             stats.override_decisions[override.kind] += 1
         if rule.kind is Kind.NO_RULE:
-            if planned.met.tally is not None:
-                planned.met.tally.hits += 1
+            if planned.node.tally is not None:
+                planned.node.tally.hits += 1
             continue
         if rule.stray:
             stats.not_addresses += 1
-        spoken = shown(planned, each)
-        if planned.met.tally is not None:
-            _add(planned, spoken, planned.met.tally, callers)
-        if by_policy(planned, spoken):
+        reported = reported_limit(planned, several)
+        if planned.node.tally is not None:
+            _add(planned, reported, planned.node.tally, callers)
+        if by_policy(planned, reported):
             stats.policy_decisions[rule.policy] += 1
-        if spoken is not None and not planned.refund:
-            declared.append((rule.mode, spoken.outcome.over))
+        if reported is not None and not planned.refund:
+            declared.append((rule.mode, reported.outcome.over))
     if settings.shadow_mode and denying(declared) >= 0:
         stats.global_shadow_mode += 1
 
 
-def _look(
+def _tally_callers(
     plans: Sequence[Plan], outcomes: Sequence[Outcome | None], callers: TopCallers, weight: int
 ) -> None:
     """Adds the descriptors of a request that were over or near to the callers of their rules.
@@ -94,31 +94,31 @@ def _look(
     """
     start = 0
     for planned in plans:
-        rule, _, hits, met = planned
+        rule, _, hits, node = planned
         stop = start + len(hits)
-        if hits and met.tally is not None and not hits[0].refund:
+        if hits and node.tally is not None and not hits[0].refund:
             outcome = outcomes[start]
             if stop > start + 1:
-                spoken = shown(planned, outcomes[start:stop])
-                if spoken is not None:
-                    _tell(planned, *spoken, callers, weight)
+                reported = reported_limit(planned, outcomes[start:stop])
+                if reported is not None:
+                    _add_to_callers(planned, *reported, callers, weight)
             elif outcome is not None:
-                _tell(planned, rule.limits[0], outcome, callers, weight)
+                _add_to_callers(planned, rule.limits[0], outcome, callers, weight)
         start = stop
 
 
-def look_at_kept(callers: TopCallers) -> None:
+def tally_sample(callers: TopCallers) -> None:
     """Adds the requests of the sample that are kept to their rules' callers."""
-    kept, callers.kept = callers.kept, []
-    for body, plans, outcomes, weight in kept:
+    sample, callers.sample = callers.sample, []
+    for body, plans, outcomes, weight in sample:
         if outcomes:
-            _look(plans, outcomes, callers, weight)
+            _tally_callers(plans, outcomes, callers, weight)
         callers.busy(plans, weight)
         if callers.unnamed:
             callers.name(body, plans)
 
 
-def _tell(
+def _add_to_callers(
     planned: Plan, compiled: CompiledLimit, outcome: Outcome, callers: TopCallers, weight: int
 ) -> None:
     """Adds a descriptor to its rule's callers if it was over or near; it counts `weight` times."""
@@ -136,7 +136,9 @@ def _tell(
             callers.near(planned, compiled.limit, limit, weight * near, outcome.remaining)
 
 
-def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers | None) -> None:
+def _add(
+    planned: Plan, reported: ReportedLimit | None, tally: Tally, callers: TopCallers | None
+) -> None:
     """Adds one descriptor to a tally, and to its rule's callers if it was over or near.
 
     Several limits count as the one that speaks for them.
@@ -147,17 +149,17 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers 
         tally.within += hits if rule.kind is Kind.UNLIMITED else 0
         tally.over += hits if rule.kind is Kind.BANNED else 0
         return
-    if spoken is not None and planned.refund:
-        tally.refunded += spoken.outcome.charged
+    if reported is not None and planned.refund:
+        tally.refunded += reported.outcome.charged
         return
     tally.hits += hits
-    if spoken is None or spoken.outcome.local:
+    if reported is None or reported.outcome.local:
         tally.by_policy += hits
         return
-    compiled, outcome = spoken
+    compiled, outcome = reported
     limit = compiled.spec.limit
     if callers is not None:
-        _tell(planned, compiled, outcome, callers, 1)
+        _add_to_callers(planned, compiled, outcome, callers, 1)
     if outcome.over:
         # Only where denied hits are counted can some of them lie below the limit.
         room = min(hits, outcome.remaining) if outcome.charged else 0

@@ -249,9 +249,9 @@ class CounterSpec:
         if form.advances:
             LEASED.exist = True
         self.adds: Final = algorithm.adds and form.anchor is Anchor.CLOCK
-        """Whether hits add their number to the state: then stores have a short way."""
+        """Whether hits add their number to the state: then stores have a fast path."""
         self.paired: Final = algorithm.paired and not form.buckets
-        """Whether a state is a pair of counts: then the memory store has a short way."""
+        """Whether a state is a pair of counts: then the memory store has a fast path."""
         self.tick_us: Final = TICKS_US[form.tick]
         """A tick in microseconds."""
         self.window_ticks: Final = -(-window_us // TICKS_US[form.tick])

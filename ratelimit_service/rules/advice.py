@@ -85,13 +85,13 @@ def _ended(node: Node, path: _Path, ended: int) -> Problem:
 
 def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
     """Nodes all of whose values a matcher takes before them: the first declared one wins."""
-    before: dict[tuple[str, Grouping | None, int], _Before] = {}
+    before: dict[tuple[str, Grouping | None, int], _EarlierNodes] = {}
     greedy: dict[str, Node] = {}
     for node in level:
         matcher = node.matcher
         if matcher is None:
             continue
-        earlier = before.setdefault((node.key, node.grouping, matcher.rank), _Before())
+        earlier = before.setdefault((node.key, node.grouping, matcher.precedence), _EarlierNodes())
         if matcher.beyond_literals and (first := earlier.covering(matcher)):
             none = "no other value than this text" if matcher.literals else "no value"
             message = (
@@ -133,8 +133,8 @@ def _no_fallback(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
 _SEVERAL = 2
 
 
-class _Before:
-    """Nodes of one key, whose matchers have one rank, by what they may cover.
+class _EarlierNodes:
+    """Nodes of one key, whose matchers have one precedence, by what they may cover.
 
     So that thousands of them are not each compared with each.
     """
@@ -313,12 +313,12 @@ def _charged_plainly(rule: Rule) -> Iterator[Problem]:
 def _gaps(rule: Rule) -> Iterator[Problem]:
     """Times at which none of a rule's limits holds, though several share the week out."""
     schedules = [limit.schedule for limit in rule.limits if limit.schedule is not None]
-    zones = {each.time_zone for each in schedules}
+    zones = {schedule.time_zone for schedule in schedules}
     if len(schedules) < len(rule.limits) or len(schedules) < _SEVERAL or len(zones) > 1:
         return
     held = bytearray(_WEEK)
-    for each in schedules:
-        _mark(each, held)
+    for schedule in schedules:
+        _mark(schedule, held)
     begin = held.find(0)
     if begin < 0:
         return

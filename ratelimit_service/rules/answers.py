@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
+from typing import TypeVar
 
 from ratelimit_service.model import (
     HEADER_NAME,
@@ -19,6 +21,8 @@ from ratelimit_service.rules.problem import MAX_TEXT, did_you_mean, listed, quot
 
 __all__ = ["read_answer"]
 
+_Word = TypeVar("_Word", bound=StrEnum)
+
 
 def read_answer(fields: Fields, default: AnswerStyle | None = None) -> AnswerStyle | None:
     """What `answer` among these fields says, over a default; None if neither says anything."""
@@ -28,24 +32,22 @@ def read_answer(fields: Fields, default: AnswerStyle | None = None) -> AnswerSty
     if not inside.readable:
         return default
     style = AnswerStyle(
-        headers=HeaderSet(inside.one_of("headers", list(map(str, HeaderSet)), "none"))
-        if inside.given("headers")
-        else None,
-        body=Body(inside.one_of("body", list(map(str, Body)), "none"))
-        if inside.given("body")
-        else None,
+        headers=_word(inside, "headers", HeaderSet, "none"),
+        body=_word(inside, "body", Body, "none"),
         template=_template(inside),
         content_type=_content_type(inside),
         description=_text(inside, "description"),
         link=_link(inside),
-        reset=Reset(inside.one_of("reset", list(map(str, Reset)), "seconds"))
-        if inside.given("reset")
-        else None,
+        reset=_word(inside, "reset", Reset, "seconds"),
         limit_header=_header(inside, "limit_header"),
         remaining_header=_header(inside, "remaining_header"),
         reset_header=_header(inside, "reset_header"),
     )
     return style.with_defaults(default) if default else style
+
+
+def _word(fields: Fields, name: str, kind: type[_Word], default: str) -> _Word | None:
+    return kind(fields.one_of(name, list(map(str, kind)), default)) if fields.given(name) else None
 
 
 def _text(fields: Fields, name: str) -> str:

@@ -30,7 +30,16 @@ from ratelimit_service.rules.tree import (
 )
 from ratelimit_service.text.display import count
 
-__all__ = ["MAX_REPORTED", "Built", "FileReport", "Former", "Language", "Version", "build", "merge"]
+__all__ = [
+    "MAX_REPORTED",
+    "BuildCache",
+    "Built",
+    "FileReport",
+    "Language",
+    "Version",
+    "build",
+    "merge",
+]
 
 
 MAX_REPORTED = 100
@@ -102,7 +111,7 @@ class _Merged(NamedTuple):
     rules: int
 
 
-class Former:
+class BuildCache:
     """What was built last. What has not changed since is not read again, and is the same object."""
 
     def __init__(self) -> None:
@@ -151,15 +160,15 @@ def build(
     tallies: TalliesOf,
     *,
     strict: bool,
-    former: Former | None = None,
+    cache: BuildCache | None = None,
     root: Callable[[Sequence[Node]], Level] = Level.of,
 ) -> Built:
     """Reads and merges all files; with `strict` any problem makes a file bad.
 
-    With `former` only what has changed since the last build is read. It takes what is built now.
+    With `cache` only what has changed since the last build is read. It takes what is built now.
     `root` makes the roots of domains of their nodes.
     """
-    former = former or Former()
+    cache = cache or BuildCache()
     every = sorted(versions)
     reports: list[FileReport] = []
     overlay, overlay_bytes = NO_OVERLAY, b""
@@ -167,17 +176,17 @@ def build(
         overlay, report = _overlay(version, strict=strict)
         overlay_bytes = (version.good or b"") if report.bad else version.newest
         reports.append(report)
-    former.begin(overlay_bytes)
+    cache.begin(overlay_bytes)
     of_files = all(each.language == "yaml" for each in every)
     good: dict[str, list[RuleFile]] = {}
     never_good: set[str] = set()
     for version in (each for each in every if each.language != "overlay"):
-        file = former.parsed(version, version.newest, tallies, overlay)
+        file = cache.parsed(version, version.newest, tallies, overlay)
         bad = _any_fatal(file.problems, strict=strict)
         reported = _reported(file.name, file.problems, strict=strict)
         reports.append(FileReport(file.name, file.domain, reported, bad, _digest(version, bad=bad)))
         if bad and version.good is not None:
-            file = former.parsed(version, version.good, tallies, overlay)
+            file = cache.parsed(version, version.good, tallies, overlay)
         elif bad:
             never_good |= {file.domain} - {""}
             continue
@@ -190,7 +199,7 @@ def build(
     conflicts: list[Problem] = []
     let_go: set[str] = set()
     for name, files in good.items():
-        before = former.domains.get(name)
+        before = cache.domains.get(name)
         if before is not None and before.files == files:
             merged[name] = clean[name] = before
             continue
@@ -203,7 +212,7 @@ def build(
         merged[name] = _merged(name, root(nodes), used, tallies)
         if not problems:
             clean[name] = merged[name]
-    former.end(clean)
+    cache.end(clean)
     return Built(
         tuple(reports),
         {name: each.domain for name, each in merged.items()},
@@ -279,21 +288,23 @@ def _reported(name: str, problems: Sequence[Problem], *, strict: bool) -> tuple[
     """
     if len(problems) <= MAX_REPORTED:
         return tuple(problems)
-    by_weight = sorted(problems, key=lambda each: (not each.fatal(strict=strict), each.hint))
+    by_weight = sorted(
+        problems, key=lambda problem: (not problem.fatal(strict=strict), problem.hint)
+    )
     shown, rest = by_weight[:MAX_REPORTED], by_weight[MAX_REPORTED:]
     more = Problem(
         Source(name),
         "",
         f"and {count(len(rest), 'more problem')}: `ratelimit lint` shows all",
         "more",
-        all(each.tolerated for each in rest),
-        all(each.hint for each in rest),
+        all(problem.tolerated for problem in rest),
+        all(problem.hint for problem in rest),
     )
     return (*shown, more)
 
 
 def _revision(files: Iterable[FileReport]) -> str:
-    digests = sorted(each.digest for each in files if each.digest)
+    digests = sorted(file.digest for file in files if file.digest)
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:_REVISION_DIGITS]
 
 

@@ -28,7 +28,7 @@ from ratelimit_service.processes.pipes import (
     read_frame_at_once,
     start,
 )
-from ratelimit_service.rules.build import Built, FileReport, Former, Version, build
+from ratelimit_service.rules.build import BuildCache, Built, FileReport, Version, build
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import Domain, Level, TalliesOf
 
@@ -167,13 +167,13 @@ def main() -> None:
     """
     os.nice(NICENESS)  # requests matter more than rules
     gc.disable()  # it makes next to no garbage
-    former = Former()
+    cache = BuildCache()
     built: Mapping[str, Domain] = {}
     number = 0
     while task := read_frame_at_once(sys.stdin.buffer):
         versions, strict = pickle.loads(task)  # noqa: S301 -- our parent's
         before = built
-        rest = build(versions, Tallies, strict=strict, former=former, root=Level.listed)
+        rest = build(versions, Tallies, strict=strict, cache=cache, root=Level.listed)
         built = rest.domains
         for part in packed(built.values(), before):
             _write(part)

@@ -25,11 +25,11 @@ def taken_twice(
     may come from several files of a directory.
     """
     message = ""
-    for each in node.takes:
-        other = seen.setdefault(each, node)
+    for claim in node.takes:
+        other = seen.setdefault(claim, node)
         if other is not node and not message:
             whole = node.value == other.value
-            what = "the same key and value stand" if whole else f"{each[1]!r} stands"
+            what = "the same key and value stand" if whole else f"{claim[1]!r} stands"
             message = f"{what} at {other.source}{': merge the two' if whole else ', too'}"
             if of_files and other.source.file != node.source.file:
                 message += f"{'' if whole else ': merge the two'} into {_OF_FILES}"

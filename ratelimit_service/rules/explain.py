@@ -180,7 +180,7 @@ def _why_not(level: Level, other: Node, entry: Entry, taken: Node | None, minute
         return f"{its} is not asked: the value is too long for those of this level"
     if taken is None or taken.matcher is None or _exactly(taken, entry.value):
         return f"{its} matches too, but {_why_another(other, entry.value, taken)}"
-    if taken.matcher.rank < other.matcher.rank:
+    if taken.matcher.precedence < other.matcher.precedence:
         return f"{its} matches too, but a {taken.matcher.noun} goes before"
     return f"{its} matches too, but {other.matcher.beaten}"
 

@@ -450,10 +450,6 @@ class Fields:
         self._reader.report(key, self.path, "unknown_key", message)
         return True
 
-    def _has_empty(self, name: str) -> bool:
-        """Whether a key stands here with nothing behind it."""
-        return name in self and not self.given(name)
-
     def _report_key(self, key: yaml.Node, allowed: Collection[str]) -> None:
         """Reports a key that may not stand here, or not once more."""
         name = scalars.raw(key)
@@ -468,7 +464,11 @@ class Fields:
                 message = f"{name} does nothing here: it stands {location}"
             if name in {"rate_limit", "rate_limits"}:
                 message += ": indent it as far as the key of its descriptor"
-            elif location.endswith("rate_limit") and self._has_empty("rate_limit"):
+            elif (
+                location.endswith("rate_limit")
+                and "rate_limit" in self
+                and not self.given("rate_limit")
+            ):
                 message += ": indent it further than the rate_limit above it"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:

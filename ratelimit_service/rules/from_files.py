@@ -11,7 +11,7 @@ from watchfiles import awatch
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.files import NoRulesError, read_rule_files
-from ratelimit_service.rules.source import Left, RuleSource, SourceContent
+from ratelimit_service.rules.source import LastGoodFiles, RuleSource, SourceContent
 from ratelimit_service.settings import Settings
 from ratelimit_service.text.display import printable
 
@@ -50,7 +50,7 @@ class FromFiles(RuleSource):
         except RulesError as error:
             raise RulesError(f"{error}; name another with --rules PATH") from error
 
-    def first(self, former: Left | None) -> SourceContent | None:
+    def first(self, former: LastGoodFiles | None) -> SourceContent | None:
         """What is there. Raises RulesError, which tells who has no rules yet how to get some."""
         try:
             return super().first(former)

@@ -24,7 +24,7 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
+from ratelimit_service.rules.source import FileProblems, LastGoodFiles, RuleSource, SourceContent
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.text.display import printable, reason
 
@@ -85,7 +85,7 @@ class FromXds(RuleSource):
         """Raises SettingsError for an address or files that cannot be used."""
         return cls(settings)
 
-    def first(self, former: Left | None) -> SourceContent | None:
+    def first(self, former: LastGoodFiles | None) -> SourceContent | None:
         """What a former program was sent, if there was one. Raises RulesError for the overlay."""
         overlay = self._read_overlay()
         for name, data in overlay.files.items():
@@ -156,7 +156,10 @@ class FromXds(RuleSource):
 
     def judged(self, content: SourceContent, verdict: FileProblems) -> None:
         """Lets the client tell the server; what is wrong with the overlay is not its business."""
-        if self._read is None or self._read[0] is not content or self._client_input is None:
+        if self._read is None or self._client_input is None:
+            return
+        latest, stamp = self._read
+        if latest is not content:
             return
         problems = [
             problem
@@ -165,7 +168,7 @@ class FromXds(RuleSource):
             if (name or problem.source.file).startswith(self.location)
         ]
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, self._send_verdict, self._client_input, self._read[1], problems)
+        loop.run_in_executor(None, self._send_verdict, self._client_input, stamp, problems)
 
     def _send_verdict(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
         """In a thread, since they may be many, and the pipe full."""

@@ -127,7 +127,9 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         _anchor(fields, window),
         soft_ppm=_ppm(fields, "soft"),
         count_denied=fields.switch("count_denied"),
-        own=tuple(values[each.name] for each in algorithm.parameters if not each.field),
+        own=tuple(
+            values[parameter.name] for parameter in algorithm.parameters if not parameter.field
+        ),
         grouping=read_grouping(fields),
         schedule=read_schedule(fields),
         pool=fields.text("pool", most=MAX_NAME),
@@ -162,9 +164,9 @@ def _value(fields: Fields, parameter: Parameter) -> int:
 def _in_fields(algorithm: Algorithm, values: dict[str, int]) -> dict[str, Any]:
     """The values of an algorithm's parameters by the fields of `Limit` that keep them."""
     return {
-        each.field: values[each.name] if each.takes is not Takes.WORD else True
-        for each in algorithm.parameters
-        if each.field and each.takes is not Takes.ANCHOR and values[each.name]
+        parameter.field: values[parameter.name] if parameter.takes is not Takes.WORD else True
+        for parameter in algorithm.parameters
+        if parameter.field and parameter.takes is not Takes.ANCHOR and values[parameter.name]
     }
 
 
@@ -188,7 +190,7 @@ def _check_algorithm(fields: Fields, algorithm: Algorithm) -> None:
         others = with_parameter(parameter.name)
         if algorithm not in others:
             _check_meaning(fields, parameter.name, algorithm, others, parameter.instead)
-    counting = [each for each in ALGORITHMS.values() if each.denied >= Denied.COUNTED]
+    counting = [other for other in ALGORITHMS.values() if other.denied >= Denied.COUNTED]
     if algorithm not in counting:
         _check_meaning(fields, "count_denied", algorithm, counting, _INSTEAD_OF_COUNT_DENIED)
 

@@ -27,7 +27,7 @@ from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.reload_log import ReloadDifference, log_problems, log_reload
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
-from ratelimit_service.rules.source import FileProblems, Left, RuleSource, SourceContent
+from ratelimit_service.rules.source import FileProblems, LastGoodFiles, RuleSource, SourceContent
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text.display import count, printable
 
@@ -66,18 +66,25 @@ class LoadPolicy:
     """Whether health says so, too, when there are none any more."""
 
 
+class _InForce(NamedTuple):
+    """What is in force of a file: its bytes, and the domain that they are of."""
+
+    domain: str
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _File:
     """A rule file as last read: its bytes, what is to be said of it, and its last good bytes.
 
-    `held` is what is in force of it, with the domain: other bytes than the good ones, or none,
-    while other files contradict these.
+    `held` is what is in force of it: other bytes than the good ones, or none, while other files
+    contradict these.
     """
 
     data: bytes
     report: FileReport
     good: bytes | None
-    held: tuple[str, bytes] | None
+    held: _InForce | None
     language: Language
 
 
@@ -93,8 +100,8 @@ class _LoadState:
     """Of files and directories that cannot be read, or have vanished."""
     sizes: dict[str, int] = field(default_factory=dict)
     """How many rules each domain has that is served."""
-    accepted: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    """Of a source that leaves it: the domain and bytes of each file that is in force."""
+    accepted: dict[str, _InForce] = field(default_factory=dict)
+    """Of a source that leaves it: each file that is in force."""
 
 
 class _Verdict(NamedTuple):
@@ -162,7 +169,7 @@ class Rules:
         """Waits until the source has said so, and whoever is told of new rules has them."""
         await self._begun.wait()
 
-    def load(self, former: Left | None = None, *, once: bool = False) -> None:
+    def load(self, former: LastGoodFiles | None = None, *, once: bool = False) -> None:
         """The first load. Raises RulesError if there is nothing to serve, or something unreadable.
 
         With `strict`, any problem is an error; else bad files leave their domains unserved.
@@ -189,7 +196,7 @@ class Rules:
             counted = count(len(problems), "problem")
             raise RulesError(f"--strict-rules: {counted} in the rules\n{lines}")
 
-    async def load_aside(self, former: Left | None = None) -> None:
+    async def load_aside(self, former: LastGoodFiles | None = None) -> None:
         """As `load`, in a thread; who is told of new rules has them then. A reload waits for it."""
         async with self._lock:
             await asyncio.to_thread(self.load, former)
@@ -240,11 +247,11 @@ class Rules:
                     problem = Problem(Source(self._source.location), "", str(error), "internal")
                     self._source.judged(content, {"": [problem]})
 
-    def leave(self) -> Left | None:
+    def leave(self) -> LastGoodFiles | None:
         """Rules that the next program of this process starts with; None if it reads them itself."""
         if not (self._source.leaves and self.begun):
             return None
-        return {name: data.decode() for name, (_, data) in self._state.accepted.items()}
+        return {name: file.data.decode() for name, file in self._state.accepted.items()}
 
     def end(self) -> None:
         """Ends the processes that the rules come from, and those that build them: for good."""
@@ -305,7 +312,7 @@ class Rules:
             if content.unread_above(name):
                 versions.append(Version(name, file.data, file.good, language=file.language))
             elif keep_vanished and file.held is not None:
-                _, held = file.held
+                held = file.held.data
                 versions.append(Version(name, held, held, vanished=True, language=file.language))
                 message = "this file has vanished: what was good stays until SIGHUP or a restart"
                 missing.append(Problem(Source(name), "", message, "vanished"))
@@ -378,14 +385,14 @@ class Rules:
 
     def _now_accepted(
         self, built: Built, files: Mapping[str, _File], domains: Mapping[str, Domain]
-    ) -> Generator[None, None, dict[str, tuple[str, bytes]]]:
+    ) -> Generator[None, None, dict[str, _InForce]]:
         """Where files contradict each other, those that held before are still in force."""
         if not self._source.leaves:
             return {}
         accepted = {
             name: file
             for name, file in self._state.accepted.items()
-            if file[0] in built.contradicting and file[0] in domains
+            if file.domain in built.contradicting and file.domain in domains
         }
         for number, (name, file) in enumerate(files.items()):
             if number % _FILES == 0:
@@ -396,7 +403,7 @@ class Rules:
                 and file.language == "resource"
                 and domain not in built.contradicting
             ):
-                accepted[name] = domain, file.good
+                accepted[name] = _InForce(domain, file.good)
         return accepted
 
     def _served(
@@ -462,10 +469,10 @@ class Rules:
 
 def _held(
     report: FileReport, good: bytes | None, known: _File | None, contradicting: Set[str]
-) -> tuple[str, bytes] | None:
+) -> _InForce | None:
     """What is in force of a file: of domains that contradict themselves that is what it was."""
     if good is not None and report.used not in contradicting:
-        return report.used, good
-    if known is not None and known.held is not None and known.held[0] in contradicting:
+        return _InForce(report.used, good)
+    if known is not None and known.held is not None and known.held.domain in contradicting:
         return known.held
     return None

@@ -30,12 +30,12 @@ def at_moment(snapshot: Snapshot, now_us: int) -> Snapshot:
     if times is None:
         return snapshot
     minute = now_us // MINUTE_US
-    looked = snapshot.looked
-    now = looked.now
-    if now is not None and minute == looked.minute:
+    last_view = snapshot.last_view
+    now = last_view.now
+    if now is not None and minute == last_view.minute:
         return now
     phase = times.phase(minute)
-    if now is None or phase != looked.held:
-        now = looked.now = snapshot.in_minute(minute, next(_NUMBERS))
-    looked.minute, looked.held = minute, phase
+    if now is None or phase != last_view.held:
+        now = last_view.now = snapshot.in_minute(minute, next(_NUMBERS))
+    last_view.minute, last_view.held = minute, phase
     return now

@@ -98,10 +98,10 @@ def _entry(name: str, fields: Fields) -> _Entry:
 
 def _keys(name: str, fields: Fields, wanted: tuple[str, ...]) -> Keys:
     keys = {}
-    for each in wanted:
-        if each in fields:
-            value = _marked(name, fields.node(each))
-            keys[each] = (_marked(name, fields.key_node(each)), value)
+    for key in wanted:
+        if key in fields:
+            value = _marked(name, fields.node(key))
+            keys[key] = (_marked(name, fields.key_node(key)), value)
     return keys
 
 
@@ -111,12 +111,12 @@ def _marked(name: str, node: yaml.Node) -> yaml.Node:
     if mark and not isinstance(mark, ForeignMark):
         node.start_mark = ForeignMark(name, mark.index, mark.line, mark.column, None, 0)
     if isinstance(node, yaml.SequenceNode):
-        for each in node.value:
-            _marked(name, each)
+        for item in node.value:
+            _marked(name, item)
     elif isinstance(node, yaml.MappingNode):
         for pair in node.value:
-            for each in pair:
-                _marked(name, each)
+            for item in pair:
+                _marked(name, item)
     return node
 
 

@@ -256,7 +256,7 @@ class Assembly:
         """`tallies` gives this process's tallies of a rule, `former` is what it had before."""
         self._tallies = tallies
         self._former = former
-        self._had: SpreadList[Node] = SpreadList()
+        self._former_nodes: SpreadList[Node] = SpreadList()
         """The former nodes of the domain that is being put together."""
         self._open: list[LevelBuilder] = []
         self._closed: Level | None = None
@@ -287,7 +287,7 @@ class Assembly:
                 self._closed = builder.level()
             elif isinstance(record, _Root):
                 self._complete(record)
-                yield from self._had.emptying()
+                yield from self._former_nodes.emptying()
             elif isinstance(record, _UnchangedDomain):
                 self.domains[record.domain] = self._former[record.domain]
             else:
@@ -306,7 +306,7 @@ class Assembly:
             self._add_alike(record)
         else:
             for number in record.numbers:
-                self._open[-1].add(self._had[number])
+                self._open[-1].add(self._former_nodes[number])
         yield
 
     def _adding_leaf(self, record: _Leaf) -> Generator[None, None, None]:
@@ -353,7 +353,7 @@ class Assembly:
         nodes = walk(former.root.nodes)
         while part := list(islice(nodes, _UNCHANGED_SLICE)):
             for node in part:
-                self._had.append(node)
+                self._former_nodes.append(node)
             yield
 
     def _complete(self, root: _Root) -> None:

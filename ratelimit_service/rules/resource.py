@@ -55,7 +55,7 @@ _RULES = b', "rules": '
 """What stands before the rules in a resource as it is kept: a version in JSON never says this."""
 
 
-class _Was(NamedTuple):
+class _ReadDescriptor(NamedTuple):
     """A descriptor as it was read: its text without key and value, and what was made of it."""
 
     text: str
@@ -63,7 +63,7 @@ class _Was(NamedTuple):
     below: _Level
 
 
-_Level = dict[tuple[str, str], _Was]
+_Level = dict[tuple[str, str], _ReadDescriptor]
 """Descriptors by key and value."""
 
 
@@ -138,24 +138,26 @@ class _Nodes:
         self, every: Sequence[dict[str, Any]], above: Path, former: _Level, level: _Level
     ) -> Collection[yaml.Node]:
         """The nodes of descriptors, each made when those before it have been read."""
-        return _Lazily(len(every), (self._descriptor(each, above, former, level) for each in every))
+        return _LazyNodes(
+            len(every), (self._descriptor(each, above, former, level) for each in every)
+        )
 
     def _descriptor(
         self, values: dict[str, Any], above: Path, former: _Level, level: _Level
     ) -> ReadNode:
         entry = values.pop("key"), values.pop("value", "")
         text = repr(values)  # tells True from 1.0, as `==` does not
-        was = former.pop(entry, None)  # of two that are alike one is read, and refused
-        if was is None or was.text != text or was.node.result is None:
+        read = former.pop(entry, None)  # of two that are alike one is read, and refused
+        if read is None or read.text != text or read.node.result is None:
             below: _Level = {}
             node = self._like_another(entry, text)
             if node is None:
-                node = self._anew(entry, values, (*above, entry), was.below if was else {}, below)
+                node = self._anew(entry, values, (*above, entry), read.below if read else {}, below)
                 self._first.setdefault((text, bool(entry[1])), node)
                 self._made.append(node)
-            was = _Was(text, node, below)
-        level[entry] = was
-        return was.node
+            read = _ReadDescriptor(text, node, below)
+        level[entry] = read
+        return read.node
 
     def _like_another(self, entry: tuple[str, str], text: str) -> ReadNode | None:
         """A node for a descriptor that differs from one before in key or value alone."""
@@ -225,7 +227,7 @@ class _Nodes:
         return {name: (_scalar(name), _node(of)) for name, of in how.items() if name in allowed}
 
 
-class _Lazily(Collection[yaml.Node]):
+class _LazyNodes(Collection[yaml.Node]):
     """Nodes of which is known how many there are. They can be walked through once."""
 
     def __init__(self, count: int, nodes: Iterator[yaml.Node]) -> None:

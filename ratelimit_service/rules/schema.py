@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,7 +130,7 @@ def compiled(
             _advise_on_no_rules(root)
         if unmade := origin(domain):
             root.advise("literal_value", f"domain is compared as text{unmade}", key="domain")
-        nodes = _Language(domain, tallies, read_answer(root), reader.problems).descriptors(root)
+        nodes = _RuleReader(domain, tallies, read_answer(root), reader.problems).descriptors(root)
     except Unreadable:
         domain, nodes = guessed_domain, ()
     except Exception as error:  # one file never takes the others down
@@ -171,7 +171,7 @@ def _advise_on_no_rules(root: Fields) -> None:
         root.advise("empty", "there are no descriptors, so this file limits nothing: write some")
 
 
-class _Language:
+class _RuleReader:
     """Turns the fields of one domain's file into nodes and rules."""
 
     def __init__(
@@ -282,30 +282,26 @@ class _Language:
         rate_limits, limits = self._rate_limits(descriptor, key)
         path = path_text(descriptor.path)
         source, tallies = descriptor.source(key), self._tallies(self._domain, path)
-        if not more:
-            return Rule(
-                self._domain,
-                path,
-                *rate_limits[:3],
-                failure_policy=rate_limits.failure_policy,
-                answer=self._answer,
-                source=source,
-                tallies=tallies,
-            ), limits
-        return Rule(
+        rule = Rule(
             self._domain,
             path,
             *rate_limits[:3],
-            shadow_mode=descriptor.switch("shadow_mode"),
-            quota_mode=descriptor.switch("quota_mode"),
             failure_policy=rate_limits.failure_policy,
-            detailed_metric=descriptor.switch("detailed_metric"),
-            metadata=descriptor.plain("metadata"),
-            answer=read_answer(descriptor, self._answer),
-            enqueue=descriptor.one_of("on_limit", ON_LIMIT, "deny") == "enqueue",
+            answer=self._answer,
             source=source,
             tallies=tallies,
-        ), limits
+        )
+        if more:
+            rule = replace(
+                rule,
+                shadow_mode=descriptor.switch("shadow_mode"),
+                quota_mode=descriptor.switch("quota_mode"),
+                detailed_metric=descriptor.switch("detailed_metric"),
+                metadata=descriptor.plain("metadata"),
+                answer=read_answer(descriptor, self._answer),
+                enqueue=descriptor.one_of("on_limit", ON_LIMIT, "deny") == "enqueue",
+            )
+        return rule, limits
 
     def _rate_limits(self, descriptor: Fields, key: str) -> tuple[_RateLimits, list[Fields]]:
         """What stands under `rate_limit` or `rate_limits`, and what was read for it.
@@ -333,8 +329,8 @@ class _Language:
             frozenset().union(*[_replaces(each, names) for each in mappings]),
             _failure_policy(mappings),
         )
-        well = len(self._problems) == before
-        if content is not None and well and len(self._known) < _MOST_KNOWN:
+        without_problems = len(self._problems) == before
+        if content is not None and without_problems and len(self._known) < _MOST_KNOWN:
             self._known[key, content] = rate_limits
         return rate_limits, mappings
 

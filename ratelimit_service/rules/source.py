@@ -16,13 +16,13 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.settings import Settings
 
-__all__ = ["FileProblems", "Left", "RuleSource", "SourceContent"]
+__all__ = ["FileProblems", "LastGoodFiles", "RuleSource", "SourceContent"]
 
 FileProblems = Mapping[str, Sequence[Problem]]
 """Why files are not used, by their names; what is wrong between several stands under ""."""
 
 
-Left = Mapping[str, str]
+LastGoodFiles = Mapping[str, str]
 """The text of each file in its last good version, by name."""
 
 
@@ -69,7 +69,7 @@ class RuleSource(ABC):
     def read(self) -> SourceContent:
         """All that is there now. Raises RulesError if there is nothing, with what to do next."""
 
-    def first(self, former: Left | None) -> SourceContent | None:
+    def first(self, former: LastGoodFiles | None) -> SourceContent | None:
         """What to begin with; None to begin without rules, which `changes` will tell of.
 
         `former` is what a former program of this process had from a source that `leaves` it. Raises

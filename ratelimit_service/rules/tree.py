@@ -28,9 +28,9 @@ __all__ = [
     "SPECIAL",
     "UNMATCHED",
     "Domain",
+    "LastView",
     "Level",
     "LevelBuilder",
-    "Looked",
     "MatchedNode",
     "MatcherNodes",
     "Node",
@@ -448,7 +448,7 @@ def ways(nodes: Iterable[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[
             yield from ways(node.children.nodes, way)
 
 
-class Looked:
+class LastView:
     """How a snapshot was last looked at (`moment`): as `now`, in which `minute`; what `held`."""
 
     def __init__(self) -> None:
@@ -473,7 +473,7 @@ class Snapshot:
     """The minute from the Unix epoch in which it is looked at, where rules depend on the time."""
     times: Times | None = field(init=False, default=None)
     """Where rules depend on the time, and it is not yet looked at in a minute."""
-    looked: Looked = field(init=False, default_factory=Looked)
+    last_view: LastView = field(init=False, default_factory=LastView)
 
     def __post_init__(self) -> None:
         timed = [domain.times for domain in self.domains.values() if domain.times]

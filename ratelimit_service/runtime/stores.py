@@ -17,9 +17,9 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import KnownOver, LookAt, ShardState, Store, unknown
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
+from ratelimit_service.stores.overrides import OverridesInMemory, OverrideStore
 from ratelimit_service.stores.queues import Queues
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.advances import Advances
 from ratelimit_service.stores.redis.board import RedisBoard
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
@@ -43,7 +43,7 @@ class Opened(NamedTuple):
     shard_of: Callable[[Hit], str]
     look_at: LookAt
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
-    override_store: KeptOverrides
+    override_store: OverrideStore
     records: Board | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
@@ -82,8 +82,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         settings.store_timeout_us,
         stats,
         health,
-        second_url=settings.second_store,
-        key_prefix=settings.key_prefix,
+        layout=Layout(settings.second_store, settings.key_prefix),
     )
     overrides, records = OverridesInRedis(store, health), RedisBoard(store)
     queues = RedisQueues(store, settings.queue_length)

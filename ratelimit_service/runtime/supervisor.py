@@ -27,7 +27,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.processes.low_priority import aside
 from ratelimit_service.rule_lab.comparison import difference
 from ratelimit_service.rules.load import LoadPolicy, Rules
-from ratelimit_service.rules.source import Left
+from ratelimit_service.rules.source import LastGoodFiles
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
@@ -277,7 +277,7 @@ class _Supervisor:
         await self._load_rules(former.get("rules"), stack)
         self._workers.add_counts(former["counts"])
 
-    async def _load_rules(self, former: Left | None, stack: AsyncExitStack) -> None:
+    async def _load_rules(self, former: LastGoodFiles | None, stack: AsyncExitStack) -> None:
         """Loads the rules in a restart; until it succeeds workers go on with those they have."""
         logged = ""
         while True:

@@ -14,13 +14,13 @@ from ratelimit_service.service.patience import counted_until
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord, Listener
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tracer import Traced, Tracer
-from ratelimit_service.stores import NEVER, RANKS
+from ratelimit_service.stores import NEVER, PRIORITIES
 
 __all__ = [
     "CALLER_HEADERS",
     "LEAST_TIMEOUT_US",
     "NEVER",
-    "RANKS",
+    "PRIORITIES",
     "REQUEST_ID",
     "Answer",
     "Batch",

@@ -118,7 +118,7 @@ class Answering:
                 return answer
         in_order = iter(settled.outcomes)
         each = [list(islice(in_order, len(plan.hits))) for plan in planned.plans]
-        decision = limiter.answer(
+        context = limiter.DecisionContext(
             planned.request,
             planned.plans,
             each,
@@ -128,6 +128,7 @@ class Answering:
             planned.lease,
             planned.ban_us,
         )
+        decision = limiter.answer(context)
         answer = wire.encode_decision(decision)
         if decision.holds_us:
             answer += wire.encode_quota(self._clock() + decision.holds_us)
@@ -156,10 +157,10 @@ class Answering:
             said.response_headers, said.request_headers, said.body, said.metadata
         )
 
-    def _said(self, planned: PlannedRequest, settled: Settled) -> limiter.Said:
+    def _said(self, planned: PlannedRequest, settled: Settled) -> limiter.ResponseExtras:
         """What is said of a request of usual descriptors beside its statuses."""
         each = [[outcome] for outcome in settled.outcomes]
-        told = limiter.Told(
+        context = limiter.DecisionContext(
             planned.request,
             planned.plans,
             each,
@@ -168,7 +169,7 @@ class Answering:
             self._clock,
             planned.lease,
         )
-        return limiter.say(planned.says, told)
+        return limiter.response_extras(planned.says, context)
 
     def _plain_answer(
         self,
@@ -177,7 +178,7 @@ class Answering:
         settled: Settled,
         callers: limiter.TopCallers | None,
     ) -> bytes:
-        """The answer to a request of plain descriptors; nothing if it takes the long way."""
+        """The answer to a request of plain descriptors; nothing if it takes the slow path."""
         outcomes, verdict = settled.outcomes, settled.verdict
         plain = limiter.plain(planned.plans, outcomes)
         if plain is None:

@@ -28,7 +28,7 @@ class Batch:
         "indices",
         "origins",
         "planned",
-        "rank",
+        "priority",
         "started_us",
         "traced",
     )
@@ -37,14 +37,14 @@ class Batch:
         self,
         bodies: list[bytes],
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
         origins: list[CallOrigin] | None = None,
     ) -> None:
         self.bodies = bodies
         self.deadline_us = deadline_us
         """Until when they may be counted, by `clock.elapsed_us` (`counted_until`)."""
-        self.rank = rank
-        """A store sends requests of a lower rank first, as `Store.charge` says."""
+        self.priority = priority
+        """A store sends requests of a smaller priority first, as `Store.charge` says."""
         self.origins = origins
         """Who has made the calls; None where nobody has looked (`Telling.wants_origins`)."""
         self.started_us = 0

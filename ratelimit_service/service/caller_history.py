@@ -25,7 +25,7 @@ from ratelimit_service.containers.sketches import TopNames
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.eventloop.slices import pause
-from ratelimit_service.limiter import RuleCallers, Seen, TopCallers, look_at_kept
+from ratelimit_service.limiter import CallerStanding, RuleCallers, TopCallers, tally_sample
 from ratelimit_service.limiter.callers import MOST_RULES, room_for
 from ratelimit_service.model import SECOND_US
 from ratelimit_service.observability.bugs import Bugs
@@ -264,7 +264,7 @@ class CallerHistory:
         """Takes what was noted since the last time into the stretches of now, rule by rule."""
         async with self._folding:
             callers = self._callers
-            look_at_kept(callers)
+            tally_sample(callers)
             rules, bodies, left_out = callers.rules, callers.bodies, callers.left_out
             callers.clear()
             now = self._stretches_of_now()
@@ -359,7 +359,7 @@ def _text(key: bytes) -> str:
 
 
 def _standing(
-    key: bytes, seen: Seen, domain: str, bodies: Mapping[bytes, tuple[bytes, int]]
+    key: bytes, seen: CallerStanding, domain: str, bodies: Mapping[bytes, tuple[bytes, int]]
 ) -> Standing:
     entries = entries_of(key, domain)
     if entries is None and key in bodies:

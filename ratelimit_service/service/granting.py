@@ -3,7 +3,7 @@
 A hit of such a request is charged on a grant's counter first. If there is no room the whole request
 is charged again, with the next grant or the limit itself in its place; a request that does not pass
 has charged nothing, so no hit counts twice. What must not live here: which grants there are
-(`limiter.steer`), and how hits are counted (`stores`).
+(`limiter.apply_overrides`), and how hits are counted (`stores`).
 """
 
 from __future__ import annotations
@@ -64,21 +64,26 @@ class Granting:
         remembered; the oldest first."""
 
     def charge(
-        self, wishes: Sequence[Wish], done: Done, wanted: Wanted, deadline_us: int, rank: int = 0
+        self,
+        wishes: Sequence[Wish],
+        done: Done,
+        wanted: Wanted,
+        deadline_us: int,
+        priority: int = 0,
     ) -> None:
         """As `Store.charge`. Each call to the store is settled atomically."""
         now_us = self._clock()
         tries = [
             _Try(index, wish, self._unspent(wish, now_us)) for index, wish in enumerate(wishes)
         ]
-        _Charging(self, tries, done, wanted, deadline_us, rank).go_on(tries)
+        _Charging(self, tries, done, wanted, deadline_us, priority).go_on(tries)
 
     def ask(
-        self, tries: Sequence[_Try], done: Done, wanted: Wanted, deadline_us: int, rank: int
+        self, tries: Sequence[_Try], done: Done, wanted: Wanted, deadline_us: int, priority: int
     ) -> None:
         """Has the store settle what is to be tried next."""
         still = _WantedAt(wanted, [each.index for each in tries]).wanted
-        self._store.charge([each.hits for each in tries], done, still, deadline_us, rank)
+        self._store.charge([each.hits for each in tries], done, still, deadline_us, priority)
 
     def spent(self, key: bytes) -> None:
         """Remembers that nothing is left of a grant."""
@@ -126,19 +131,19 @@ class _Charging:
         done: Done,
         wanted: Wanted,
         deadline_us: int,
-        rank: int,
+        priority: int,
     ) -> None:
         self._granting = granting
         self._tries = tries
         self._done = done
         self._wanted = wanted
         self._deadline_us = deadline_us
-        self._rank = rank
+        self._priority = priority
         self._asking: Sequence[_Try] = ()
 
     def go_on(self, tries: Sequence[_Try]) -> None:
         self._asking = tries
-        self._granting.ask(tries, self._settled, self._wanted, self._deadline_us, self._rank)
+        self._granting.ask(tries, self._settled, self._wanted, self._deadline_us, self._priority)
 
     def _settled(self, results: list[Settled]) -> None:
         again = []

@@ -30,7 +30,7 @@ def note_unkept(
     """Notes the rules of a denied request that are looked at, and that lose what is reported."""
     for plan, each in zip(plans, outcomes, strict=True):
         declared = plan.declared
-        if not plan.rule.unkept or declared is None:
+        if not plan.rule.uncounted_if_denied or declared is None:
             continue
         for hit, outcome in zip(plan.hits, each, strict=True):
             if outcome is None or outcome.charged or not outcome.over:

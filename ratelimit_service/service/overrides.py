@@ -20,7 +20,7 @@ from ratelimit_service.model import NEVER_US, SECOND_US, Entry, Override
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.steering import Steering
-from ratelimit_service.stores.overrides import KeptOverrides
+from ratelimit_service.stores.overrides import OverrideStore
 
 __all__ = ["Overrides", "age"]
 
@@ -49,7 +49,7 @@ class Overrides:
     """Keeps `steering` up to date. While nobody can say, the last known ones stay in force."""
 
     def __init__(
-        self, kept: KeptOverrides, steering: Steering, stats: Stats, clock: Clock = now_us
+        self, kept: OverrideStore, steering: Steering, stats: Stats, clock: Clock = now_us
     ) -> None:
         self.kept = kept
         self.clock = clock

@@ -10,7 +10,7 @@ from typing import Final
 
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.limiter import Plan, PlanTemplate, SteeredPlans
+from ratelimit_service.limiter import OverriddenPlans, Plan, PlanTemplate
 from ratelimit_service.model import Hit, Request
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
@@ -94,12 +94,12 @@ class Planning:
         """The plan of each descriptor, by the rules alone."""
         return self._planner.plan(request, snapshot)
 
-    def planned(self, steered: SteeredPlans, request: Request) -> PlannedRequest:
+    def planned(self, steered: OverriddenPlans, request: Request) -> PlannedRequest:
         """What is asked of the store for a request whose plans overrides have changed."""
         plans = steered.plans
         says, leasing = 0, False
         for plan in plans:
-            says |= plan.rule.says
+            says |= plan.rule.additions
             leasing = leasing or (plan.rule.leasing and not plan.refund)
         self.leases = self.leases or leasing
         told = request if self._planner.needs_request else None
@@ -190,11 +190,11 @@ class Planning:
         for plan in plans:
             rule, _, charged, _ = plan
             hits += charged
-            says |= rule.says
-            if rule.usual and not charged[0].refund:
+            says |= rule.additions
+            if rule.fast_path and not charged[0].refund:
                 limits.append(wire.encode_limit(rule.limits[0].limit))
             if rule.leasing and not charged[0].refund:
                 leasing = self.leases = True
-        settled = _CHARGED if hits else limiter.unasked(plans)
+        settled = _CHARGED if hits else limiter.settle_without_hits(plans)
         usual = limits if len(limits) == len(plans) else None
         return PlannedRequest(plans, hits, usual, says, request, leasing, settled)

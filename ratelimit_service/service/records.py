@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ratelimit_service.limiter import DecidedBy, ground_of
+from ratelimit_service.limiter import DecidedBy, decision_reason
 from ratelimit_service.model import Hit, Limit, Outcome, Override
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer
@@ -157,7 +157,7 @@ def record(
         # Answered before it was planned: by policy, for lack of time, or refused.
         by = DecidedBy.POLICY if isinstance(planned, bytes) else DecidedBy.NOTHING
         return DecisionRecord(body, answer, None, by, caller=caller, took_us=took_us)
-    reason = ground_of(planned.plans, settled)
+    reason = decision_reason(planned.plans, settled)
     declared = reason.plan.declared if reason.plan is not None else None
     return DecisionRecord(
         body,

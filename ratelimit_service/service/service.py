@@ -13,7 +13,7 @@ from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
-from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
+from ratelimit_service.limiter import TopCallers, queue_of, tally_sample
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
@@ -96,10 +96,10 @@ class Service:
         """Who hears of decisions."""
         self._decisions = DecisionLog.if_wanted(self._serves)
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank would wait for the store; 0 if that is not known."""
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority would wait for the store; 0 if nobody knows."""
         try:
-            return self._store.wait_us(rank)
+            return self._store.wait_us(priority)
         except Exception as error:  # it is decided all the same
             self._faults.note("a store cannot say how long it would take", error)
             return 0
@@ -279,14 +279,14 @@ class Service:
         if pauses and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
             shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
         else:
-            charge(wanted, batch.deadline_us, batch.rank)
+            charge(wanted, batch.deadline_us, batch.priority)
 
     def _charge(
         self, batch: Batch, charge: Callable[[Wanted, int, int], None], wanted: Wanted
     ) -> None:
         """Charges what was planned in the turn before."""
         try:
-            charge(wanted, batch.deadline_us, batch.rank)
+            charge(wanted, batch.deadline_us, batch.priority)
         except Exception as error:
             self._fail(batch, error)
 
@@ -378,7 +378,7 @@ class Service:
                 tallied = settled and isinstance(answers[index], bytes)
                 outcomes = settled[index].outcomes if tallied else ()
                 if callers.keep(batch.bodies[index], plans, outcomes):
-                    look_at_kept(callers)
+                    tally_sample(callers)
                 index += callers.step(len(plans))
             callers.until = index - len(batch.bodies)
             if callers.unnamed:
@@ -388,7 +388,7 @@ class Service:
                 callers.unnamed.clear()
         except Exception as error:
             callers.until = 0
-            callers.kept.clear()
+            callers.sample.clear()
             callers.unnamed.clear()
             self._faults.note("callers could not be noted", error)
 

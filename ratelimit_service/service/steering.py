@@ -4,7 +4,7 @@ A plan of the rules is remembered as always. While no override takes its request
 itself (`Asked.untouched`), and nothing is looked up here. A request that some override takes is
 looked up here, by its bytes. So a change of overrides drops no plan of the rules. What is known of
 requests is dropped for the domains of the changed overrides only. What must not live here: where
-overrides are kept (`stores`), and what they make of a plan (`limiter.steer`).
+overrides are kept (`stores`), and what they make of a plan (`limiter.apply_overrides`).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Steering:
         done: Done,
         wanted: Wanted,
         deadline_us: int,
-        rank: int,
+        priority: int,
     ) -> None:
         """Has the store charge those requests that have hits."""
         wishes = []
@@ -176,9 +176,9 @@ class Steering:
                 else:
                     wishes.append(Wish(one.hits, steered.grants, banned=steered.banned))
         if any(wish.grants or wish.banned for wish in wishes):
-            self._granting.charge(wishes, done, wanted, deadline_us, rank)
+            self._granting.charge(wishes, done, wanted, deadline_us, priority)
         else:
-            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us, rank)
+            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us, priority)
 
     def _known(self, body: bytes, snapshot: Snapshot, now_us: int) -> Steered | None:
         """What is remembered of a request, if it begins with the name of its domain.
@@ -241,7 +241,7 @@ class Steering:
                 # A ban says nothing of hits that are given back, also where nothing counts them.
                 if request.descriptors[index].is_negative_hits and not plan.hits:
                     meetings[index] = []
-            found = limiter.steer(plans, meetings, now_us, self._settings)
+            found = limiter.apply_overrides(plans, meetings, now_us, self._settings)
             changed = self._planning.planned(found, request)
             grants = found.grants if any(found.grants) else ()
             steered = Steered(

@@ -11,7 +11,7 @@ from ratelimit_service.stores.settled import (
 )
 from ratelimit_service.stores.store import (
     NEVER,
-    RANKS,
+    PRIORITIES,
     Done,
     KnownOver,
     Look,
@@ -28,7 +28,7 @@ __all__ = [
     "BROKEN",
     "DROPPED",
     "NEVER",
-    "RANKS",
+    "PRIORITIES",
     "Done",
     "Granted",
     "KnownOver",

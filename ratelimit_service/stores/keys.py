@@ -93,7 +93,7 @@ class CounterNames:
         if self._pool:  # no rule has an empty key, and what callers bring is never shared
             last = len(entries) - 1
             entries = [*entries[:last], ("", self._pool)]
-            shared = (*(place for place in shared if place < last), last)
+            shared = (*(index for index in shared if index < last), last)
         counted = (self._domain + _encoded(entries, shared)).encode()
         tagged = counted
         if self._shard_by is not None and self._shard_by <= {key for key, _ in entries}:
@@ -244,8 +244,8 @@ def _grouped(
 def _encoded(entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> str:
     encoded = ""
     if shared:
-        for place, (key, value) in enumerate(entries):
-            mark = "~" if place in shared else "="
+        for index, (key, value) in enumerate(entries):
+            mark = "~" if index in shared else "="
             encoded += f"{len(key)}:{key}{mark}{len(value)}:{value}"
     else:
         for key, value in entries:

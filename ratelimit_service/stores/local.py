@@ -127,10 +127,10 @@ class Local:
                 if held and bundle:
                     # Ended leases stay in the state until somebody takes one or gives one back.
                     leases = held(memory.state(hit.key), now_us, hit.spec)
-                    pieces = list(_bundles(base, leases, bundle))
+                    charges = list(_bundles(base, leases, bundle))
                 else:
-                    pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.spec)]
-                yield [[piece] for piece in pieces], expires_us
+                    charges = [base._replace(addend=charge) for charge in _portions(used, hit.spec)]
+                yield [[charge] for charge in charges], expires_us
 
     def _divide_by(self, processes: int) -> None:
         """Sets the number of processes that share limits."""
@@ -155,13 +155,13 @@ class Local:
 
 
 def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
 
     def done(charged: list[Settled]) -> None:
-        found.extend(each for each in charged[0].outcomes if each is not None)
+        outcomes.extend(each for each in charged[0].outcomes if each is not None)
 
     memory.charge([[hit]], done)
-    return found[0]
+    return outcomes[0]
 
 
 def _bundles(base: Hit, leases: Sequence[Held], bundle: BundleFunction) -> Iterator[Hit]:
@@ -172,7 +172,7 @@ def _bundles(base: Hit, leases: Sequence[Held], bundle: BundleFunction) -> Itera
         yield base._replace(addend=sum([one.hits for one in some]), lease=ids)
 
 
-def _pieces(used: int, spec: CounterSpec) -> Iterator[int]:
+def _portions(used: int, spec: CounterSpec) -> Iterator[int]:
     """Numbers of hits to be charged one after the other.
 
     A bucket never holds more than its limit. So the hits are halved again and again: then nearly
@@ -182,6 +182,6 @@ def _pieces(used: int, spec: CounterSpec) -> Iterator[int]:
         yield used
         return
     while used:
-        piece = -(-used // 2)
-        yield piece
-        used -= piece
+        portion = -(-used // 2)
+        yield portion
+        used -= portion

@@ -72,7 +72,7 @@ class LocalCache:
         self._bugs = Bugs()
         self._given_back: dict[bytes, int] = {}
         """For each key when hits on it were last given back, the oldest first."""
-        self._asked_after_us = -1
+        self._trusted_after_us = -1
         """Answers to charges before this moment are not used: later give-backs may be forgotten."""
 
     def __len__(self) -> int:
@@ -83,9 +83,9 @@ class LocalCache:
         """As the store behind it."""
         return self._store.waits
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         """As in the store behind it."""
-        return self._store.wait_us(rank)
+        return self._store.wait_us(priority)
 
     async def start(self) -> None:
         """As the store behind it."""
@@ -101,7 +101,7 @@ class LocalCache:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Denies what is known to be over, and has the store settle the rest."""
         asked_us = self._clock()
@@ -111,44 +111,44 @@ class LocalCache:
         counts["miss"] += len(requests) - len(known)
         if not known:
             settled = partial(self._settled, requests, asked_us, done)
-            self._store.charge(requests, settled, wanted, deadline_us, rank)
+            self._store.charge(requests, settled, wanted, deadline_us, priority)
             return
-        places = [place for place in range(len(requests)) if place not in known]
-        asked = [requests[place] for place in places]
-        some_settled = partial(self._some_settled, asked, asked_us, known, done)
-        if asked:
-            some_wanted = partial(wanted_at, wanted, places)
-            self._store.charge(asked, some_settled, some_wanted, deadline_us, rank)
+        indexes = [index for index in range(len(requests)) if index not in known]
+        unknown = [requests[index] for index in indexes]
+        merge = partial(self._merge, unknown, asked_us, known, done)
+        if unknown:
+            wanted_unknown = partial(wanted_at, wanted, indexes)
+            self._store.charge(unknown, merge, wanted_unknown, deadline_us, priority)
         else:
-            some_settled([])
+            merge([])
 
     def _settled(
         self,
         requests: Sequence[Sequence[Hit]],
         asked_us: int,
         done: Done,
-        found: list[Settled],
+        results: list[Settled],
     ) -> None:
-        self._learn(requests, found, asked_us)
-        done(found)
+        self._learn(requests, results, asked_us)
+        done(results)
 
-    def _some_settled(
+    def _merge(
         self,
-        asked: Sequence[Sequence[Hit]],
+        unknown: Sequence[Sequence[Hit]],
         asked_us: int,
         known: dict[int, Settled],
         done: Done,
-        found: list[Settled],
+        results: list[Settled],
     ) -> None:
-        self._learn(asked, found, asked_us)
-        rest = iter(found)
-        places = range(len(asked) + len(known))
-        done([known[at] if at in known else next(rest) for at in places])
+        self._learn(unknown, results, asked_us)
+        rest = iter(results)
+        indexes = range(len(unknown) + len(known))
+        done([known[index] if index in known else next(rest) for index in indexes])
 
     def _known(self, requests: Sequence[Sequence[Hit]], now: int) -> dict[int, Settled]:
         """What becomes of requests of which every hit is known to be over, by their place."""
-        found: dict[int, Settled] = {}
-        for place, hits in enumerate(requests):
+        known: dict[int, Settled] = {}
+        for index, hits in enumerate(requests):
             outcomes: Outcomes = []
             for hit in hits:
                 over = self._over.get(hit[0])
@@ -160,8 +160,8 @@ class LocalCache:
                 outcomes.append(Outcome(True, 0, over.passes_us - now, 0))
             else:
                 if outcomes and len({hit.key for hit in hits}) == len(hits):
-                    found[place] = Settled(outcomes, Verdict.DENIED, 0, cached=True)
-        return found
+                    known[index] = Settled(outcomes, Verdict.DENIED, 0, cached=True)
+        return known
 
     def known_over(self, hits: Sequence[Hit]) -> Settled | None:
         """What becomes of a request of which every hit is known to be over; else None."""
@@ -181,7 +181,7 @@ class LocalCache:
             moments.pop(key, None)
             moments[key] = now
         while len(moments) > _MAX_GIVEN_BACK:
-            self._asked_after_us = moments.pop(next(iter(moments)))
+            self._trusted_after_us = moments.pop(next(iter(moments)))
 
     def _learn(
         self, requests: Sequence[Sequence[Hit]], settled: Sequence[Settled], asked_us: int
@@ -195,18 +195,21 @@ class LocalCache:
                             break
                     else:
                         continue
-                for hit, outcome in zip(hits, each.outcomes, strict=False):
-                    if outcome is None:
-                        continue
-                    if hit.refund:
-                        self.given_back([hit.key])
-                    elif outcome.over:
-                        self._remember(hit, outcome, hits, asked_us)
-                    elif not outcome.charged or _leaks_otherwise(over.get(hit.key), hit):
-                        self._forget(hit.key)  # hits of others may pass
+                self._learn_from(hits, each.outcomes, asked_us)
         except Exception as error:  # a fault in this cache must cost no request its answer
             self._bugs.note("the local cache is emptied", error)
             self._over, self._bytes = {}, 0
+
+    def _learn_from(self, hits: Sequence[Hit], outcomes: Outcomes, asked_us: int) -> None:
+        for hit, outcome in zip(hits, outcomes, strict=False):
+            if outcome is None:
+                continue
+            if hit.refund:
+                self.given_back([hit.key])
+            elif outcome.over:
+                self._remember(hit, outcome, hits, asked_us)
+            elif not outcome.charged or _leaks_otherwise(self._over.get(hit.key), hit):
+                self._forget(hit.key)  # hits of others may pass
 
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
         """Takes in the key of a denied hit, if no other hit of the request can have filled it."""
@@ -215,7 +218,7 @@ class LocalCache:
             or outcome.local
             or not _cached(hit)
             or sum(other.key == hit.key for other in hits) > 1
-            or asked_us <= self._given_back.get(hit.key, self._asked_after_us)
+            or asked_us <= self._given_back.get(hit.key, self._trusted_after_us)
         ):
             return
         # The store counted later than it was asked, so the wait ends no earlier than this.

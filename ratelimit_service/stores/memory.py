@@ -26,7 +26,7 @@ from ratelimit_service.stores import (
     Wanted,
     always,
 )
-from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.memory_counter import UNSETTLED, MemoryCounter, bulk_of
 from ratelimit_service.stores.memory_tables import CounterTable, CounterTables
 
@@ -53,7 +53,7 @@ class MemoryStore(CounterTables):
     ) -> None:
         super().__init__(max_counters, stats, health)
         self._clock = clock
-        self._damage = Damage(stats)
+        self._corrupt_state = CorruptState(stats)
         self._bugs = Bugs()
 
     @property
@@ -61,7 +61,7 @@ class MemoryStore(CounterTables):
         """Never, because the counters lie in this process."""
         return False
 
-    def wait_us(self, rank: int) -> int:  # noqa: ARG002 -- for all the same
+    def wait_us(self, priority: int) -> int:  # noqa: ARG002 -- for all the same
         """Nothing waits here."""
         return 0
 
@@ -77,7 +77,7 @@ class MemoryStore(CounterTables):
         done: Done,
         wanted: Wanted = always,  # noqa: ARG002 -- nothing waits here
         deadline_us: int = NEVER,  # noqa: ARG002
-        rank: int = 0,  # noqa: ARG002
+        priority: int = 0,  # noqa: ARG002
     ) -> None:
         """Settles the requests one after the other, at one moment, and calls `done` at once.
 
@@ -251,7 +251,7 @@ class MemoryStore(CounterTables):
                 if counter is not None:
                     counter.spec = hit.spec
         if damaged:
-            self._damage.note(len(damaged), damaged[0])
+            self._corrupt_state.note(len(damaged), damaged[0])
         return _settled(steps, by)
 
 

@@ -21,7 +21,7 @@ from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_
 from ratelimit_service.text.display import reason
 from ratelimit_service.text.json_slips import json_slip
 
-__all__ = ["MOST_AUDITED", "Audited", "KeptOverrides", "OverridesInMemory"]
+__all__ = ["MOST_AUDITED", "Audited", "OverrideStore", "OverridesInMemory"]
 
 MOST_AUDITED: Final = 10_000
 """So many changes are kept, the newest."""
@@ -36,7 +36,7 @@ class Audited(NamedTuple):
     cursor: str
 
 
-class KeptOverrides(Protocol):
+class OverrideStore(Protocol):
     """Keeps overrides, and a record of each change."""
 
     async def changed(self) -> Mapping[str, Override] | None:
@@ -75,12 +75,12 @@ class OverridesInMemory:
         self._overrides = {} if self._path is None else _read(self._path)
 
     async def changed(self) -> Mapping[str, Override] | None:
-        """As `KeptOverrides`."""
+        """As `OverrideStore`."""
         changed, self._changed = self._changed, False
         return self._overrides if changed else None
 
     async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
-        """As `KeptOverrides`. The file is replaced by another one."""
+        """As `OverrideStore`. The file is replaced by another one."""
         async with self._turn:
             await self._change(added, removed, audit)
 
@@ -105,7 +105,7 @@ class OverridesInMemory:
         self._changes += len(audit)
 
     async def audited(self, most: int, after: str = "") -> Audited:
-        """As `KeptOverrides`. Only changes of this process are kept here."""
+        """As `OverrideStore`. Only changes of this process are kept here."""
         first = self._changes - int(after) if after else 0
         lines = list(islice(self._audited, first, first + most))
         behind = self._changes - first - len(lines)
@@ -147,12 +147,12 @@ def _read(path: Path) -> dict[str, Override]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--overrides-file {path} cannot be read: {reason(error)}") from error
     try:
-        found = _listed(json.loads(text))
+        overrides = _listed(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise _unusable(path, f"it is no JSON: {json_slip(error)}") from error
     except OverrideError as error:
         raise _unusable(path, str(error)) from error
-    return {each.id: each for each in found}
+    return {each.id: each for each in overrides}
 
 
 def _listed(said: object) -> list[Override]:

@@ -113,18 +113,18 @@ def judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
 def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     descriptors: list[tuple[Mode, bool]] = []
     deciding: list[int] = []
-    place, count = 0, len(hits)
-    while place < count:
-        mode, refund, policy = hits[place][3], hits[place][5], hits[place][8]
+    index, count = 0, len(hits)
+    while index < count:
+        mode, refund, policy = hits[index][3], hits[index][5], hits[index][8]
         over = missing = -1
         while True:  # the limits of one descriptor
-            outcome = outcomes[place]
+            outcome = outcomes[index]
             if outcome is None:
-                missing = place if missing < 0 else missing
+                missing = index if missing < 0 else missing
             elif outcome.over and over < 0:
-                over = place
-            place += 1
-            if place == count or not hits[place][7]:
+                over = index
+            index += 1
+            if index == count or not hits[index][7]:
                 break
         if refund:
             continue

@@ -10,7 +10,7 @@ from ratelimit_service.stores.settled import Settled
 
 __all__ = [
     "NEVER",
-    "RANKS",
+    "PRIORITIES",
     "Done",
     "KnownOver",
     "Look",
@@ -33,11 +33,11 @@ Wanted = Callable[[int], bool]
 NEVER: Final = 1 << 62
 """The deadline of a charge that has none."""
 
-RANKS: Final = 8
-"""Ranks are numbers below this. Where requests wait, those of the lowest rank are sent first."""
+PRIORITIES: Final = 8
+"""Priorities are numbers below this. Where requests wait, those of priority 0 are sent first."""
 
 
-def always(_place: int) -> bool:
+def always(_index: int) -> bool:
     """A caller that waits for as long as it takes."""
     return True
 
@@ -47,9 +47,9 @@ def unknown(_hits: Sequence[Hit]) -> Settled | None:
     return None
 
 
-def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
-    """`wanted` for a part of a batch; `places` are the places of this part in the whole."""
-    return wanted(places[place])
+def wanted_at(wanted: Wanted, indexes: Sequence[int], index: int) -> bool:
+    """`wanted` for a part of a batch; `indexes` are the places of this part in the whole."""
+    return wanted(indexes[index])
 
 
 class Look(NamedTuple):
@@ -70,7 +70,7 @@ class ShardState(NamedTuple):
 
     `kind` is what it is among the others, and `address` is where it is connected, empty while it is
     away. While the breaker is open the server is sick, and left alone until it answers pings.
-    `round_trip_us` is of the last beat, None before the first. `under_way` are calls without a
+    `round_trip_us` is of the last heartbeat, None before the first. `under_way` are calls without a
     reply, and `waiting` are batches that are not sent yet. So many `processes` count there.
     """
 
@@ -100,8 +100,8 @@ class Store(Protocol):
     def waits(self) -> bool:
         """Whether it must wait for another process to count."""
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank would wait for its outcomes, as far as is known."""
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority would wait, as far as is known."""
 
     async def start(self) -> None:
         """Tries the store once, in bounded time, and keeps it connected from then on.
@@ -115,13 +115,13 @@ class Store(Protocol):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Settles each request, each atomically by itself; `done` hears in order.
 
         A store in which requests wait asks `wanted` before it sends one, and else drops it.
         Nothing is charged after the deadline, which is by `clock.elapsed_us`. Those of a lower
-        `rank` are sent first, so that a client with much under way keeps nobody else waiting.
+        `priority` are sent first, so that a client with much under way keeps nobody else waiting.
 
         `done` is called exactly once, before this returns or later, at the latest when the
         store's timeout or the deadline is over. A store that fails raises nothing: hits without

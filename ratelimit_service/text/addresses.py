@@ -44,9 +44,9 @@ def tidy(text: str) -> str:
     """
     login, at, target = text.strip().rpartition("@")
     tidied = login + at + re.sub(r"\s*,\s*", ",", target)
-    if found := _LEFT_OVER.search(tidied):
+    if left_over := _LEFT_OVER.search(tidied):
         raise SettingsError(
-            f"{found[0]!r} was not replaced by its value: in a Pod declare that variable above "
+            f"{left_over[0]!r} was not replaced by its value: in a Pod declare that variable above "
             "this one, in a shell or a chart set it"
         )
     if tidied[:1] in {'"', "'", "`"} or tidied[-1:] in {'"', "'", "`"}:

@@ -59,10 +59,10 @@ def reason(error: BaseException) -> str:
     """What went wrong, in words: without the numbers and marks that systems put around it."""
     if isinstance(error, OSError):
         # TLS has these: a reason in capitals, and what is wrong with a certificate.
-        found = [getattr(error, name, "") for name in ("reason", "verify_message")]
-        told = [each for each in found if isinstance(each, str) and each]
-        if told:
-            words = [each.replace("_", " ").lower() if each.isupper() else each for each in told]
+        texts = [getattr(error, name, "") for name in ("reason", "verify_message")]
+        known = [text for text in texts if isinstance(text, str) and text]
+        if known:
+            words = [text.replace("_", " ").lower() if text.isupper() else text for text in known]
             return printable(": ".join(words))
         if error.strerror:
             return printable(_MARKS.sub("", error.strerror))

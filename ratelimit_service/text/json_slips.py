@@ -45,5 +45,5 @@ def json_slip(error: ValueError | RecursionError, *, one_line: bool = False) -> 
     what = next((ours for theirs, ours in _SAID if error.msg.startswith(theirs)), error.msg)
     if error.doc.startswith(_BYTE_ORDER_MARK) and not error.pos:
         what = "a byte order mark stands here: leave it out"
-    place = f"column {error.colno}" if one_line else f"line {error.lineno}, column {error.colno}"
-    return f"{place}: {what}"
+    position = f"column {error.colno}" if one_line else f"line {error.lineno}, column {error.colno}"
+    return f"{position}: {what}"

@@ -65,19 +65,19 @@ def slip(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
     last = max(len(text.rstrip()) - 1, 0)
     at = error.problem_mark.index if error.problem_mark else last
     what = str(error.problem or error.context)
-    said = next((ours for theirs, ours in _SAID if what.startswith(theirs)), what)
+    words = next((ours for theirs, ours in _SAID if what.startswith(theirs)), what)
     if text[at : at + 1] == "\t":  # which editors show as spaces
         return at, "a tab: YAML wants spaces"
     began = error.context_mark.index if error.context_mark else at
-    if fault := _unquoted(text, began if _SCANNED.search(error.context or "") else at, said):
+    if fault := _unquoted(text, began if _SCANNED.search(error.context or "") else at, words):
         return fault
     if fault := _no_space(text, began if "expected ':'" in what else at, what):
         return fault
     if at <= last:
-        return at, said
+        return at, words
     if began < at and _ENCLOSES.search(error.context or ""):
-        return began, f"what begins here does not end: {said}"
-    return last, said
+        return began, f"what begins here does not end: {words}"
+    return last, words
 
 
 def _unquoted(text: str, at: int, what: str) -> tuple[int, str] | None:

@@ -205,7 +205,7 @@ class Noting:
         self.kept: list[Callable[[], None]] | None = None
         """Where there is a list, large batches wait in it until they are called."""
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         return 0
 
     async def start(self) -> None: ...
@@ -218,10 +218,10 @@ class Noting:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         self.batches += 1
-        charge = partial(self._store.charge, requests, done, wanted, deadline_us, rank)
+        charge = partial(self._store.charge, requests, done, wanted, deadline_us, priority)
         if self.kept is not None and sum(map(len, requests)) > LARGE_HITS:
             self.kept.append(charge)
         else:

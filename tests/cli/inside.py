@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import NamedTuple
 
@@ -43,10 +44,23 @@ def _run(
         patch.delenv(name)
     for name, value in (environment or {}).items():
         patch.setenv(name, value)
-    with pytest.raises(SystemExit) as ended:
+    with _logging_as_it_was(), pytest.raises(SystemExit) as ended:
         main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+@contextmanager
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that would serve says how everybody logs; tests that follow log as before."""
+    root, ours = logging.getLogger(), logging.getLogger("ratelimit_service")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
 
 
 class Inside:

@@ -29,14 +29,14 @@ def counted(added: list[tuple[str, int]]) -> Counter[str]:
 def assert_law(top: TopNames[str], truth: Counter[str], most: int) -> None:
     """What the class says of itself."""
     total = truth.total()
-    found = {each.name: each for each in top.top(most)}
+    by_name = {each.name: each for each in top.top(most)}
     assert top.total == total
     assert len(top.counts) <= 2 * top.most
     assert top.error * most <= total
-    for name, each in found.items():
+    for name, each in by_name.items():
         assert each.times - each.error <= truth[name] <= each.times
     for name, times in truth.items():
-        assert name in found or times * most <= total
+        assert name in by_name or times * most <= total
         assert name in top.counts or times <= top.error
 
 

@@ -53,7 +53,7 @@ class Broken(Away):
             raise KeyError("no rules")
         return snapshot
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         if self.seam == "wait":
             raise ZeroDivisionError("nobody knows")
         return 0
@@ -64,7 +64,7 @@ class Broken(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         seam = self.seam
         found = [judge(hits, [Outcome(False, 1, 1, 1) for _ in hits]) for hits in requests]
@@ -193,7 +193,7 @@ async def test_fault_in_a_turn_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise KeyError(undecided)
 
     with monkeypatch.context() as patched:
-        patched.setattr(calls, "rank_of", failing)
+        patched.setattr(calls, "priority_of", failing)
         assert ends.receive(large) == [FrameType.HEADERS]
 
     assert ends.stats.refusals["internal"] == 1

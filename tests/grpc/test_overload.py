@@ -141,7 +141,7 @@ class Holding(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         self.held.append((done, requests))
 
@@ -201,7 +201,7 @@ class Over(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         over = Outcome(True, 0, 60_000_000, 0) if deadline_us > PAST_US else None
         done([judge(hits, [over] * len(hits)) for hits in requests])

@@ -63,8 +63,8 @@ class Costly:
 
     async def close(self) -> None: ...
 
-    def wait_us(self, rank: int) -> int:
-        return self._store.wait_us(rank)
+    def wait_us(self, priority: int) -> int:
+        return self._store.wait_us(priority)
 
     def charge(
         self,
@@ -72,10 +72,10 @@ class Costly:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         stepped_loop.CLOCK.spend(COUNT_US * len(requests))
-        self._store.charge(requests, done, wanted, deadline_us, rank)
+        self._store.charge(requests, done, wanted, deadline_us, priority)
 
 
 class Slow(Costly):
@@ -91,7 +91,7 @@ class Slow(Costly):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         now, loop = stepped_loop.CLOCK.seconds(), asyncio.get_running_loop()
         reply, patience = max(REPLY_SECONDS, self.back_at - now), deadline_us / 1e6 - now
@@ -398,7 +398,7 @@ class Halting(OnRedis):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         cost_us = QUICK_COUNT_US * len(requests)
 
@@ -407,7 +407,7 @@ class Halting(OnRedis):
             done(settled)
 
         stepped_loop.CLOCK.spend(PLANNED * cost_us)
-        self._store.charge(requests, answer, wanted, deadline_us, rank)
+        self._store.charge(requests, answer, wanted, deadline_us, priority)
 
     async def start(self) -> None:
         await super().start()

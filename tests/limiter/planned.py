@@ -41,24 +41,24 @@ def descriptor(
 
 def plans_of(
     rules: Sequence[str] | Snapshot,
-    *asked: str | Descriptor,
+    *descriptors: str | Descriptor,
     settings: Settings | None = None,
     addend: int = 0,
 ) -> list[Plan]:
-    found = rules if isinstance(rules, Snapshot) else snapshot(*rules)
-    each = [descriptor(one) if isinstance(one, str) else one for one in asked]
-    return Planner(settings or Settings()).plan(Request("d", tuple(each), addend), found)
+    known = rules if isinstance(rules, Snapshot) else snapshot(*rules)
+    wanted = [descriptor(one) if isinstance(one, str) else one for one in descriptors]
+    return Planner(settings or Settings()).plan(Request("d", tuple(wanted), addend), known)
 
 
-def plan_of(rule: str, asked: str | Descriptor, settings: Settings | None = None) -> Plan:
+def plan_of(rule: str, descriptors: str | Descriptor, settings: Settings | None = None) -> Plan:
     """Of a request with one descriptor, over one rule."""
-    (plan,) = plans_of([rule], asked, settings=settings)
+    (plan,) = plans_of([rule], descriptors, settings=settings)
     return plan
 
 
 def tally_of(plan: Plan) -> Tally:
-    assert plan.met.tally is not None
-    return plan.met.tally
+    assert plan.node.tally is not None
+    return plan.node.tally
 
 
 def within(remaining: int, charged: int = 1, reset_us: int = MINUTE_US) -> Outcome:

@@ -41,12 +41,12 @@ def hits(*, refund: bool = False, settings: Settings | None = None) -> list[Hit]
         f"  - {{key: two, rate_limits: [{', '.join(limits)}]}}\n"
     )
     domain = Domain("d", Level.of(parse("f", rules.encode()).nodes))
-    asked = [
+    descriptors = [
         Descriptor((Entry(key, ""),), hits_addend=3, is_negative_hits=refund)
         for key in ("one", "two")
     ]
     planner = Planner(settings or Settings())
-    plans = planner.plan(Request("d", tuple(asked)), Snapshot(1, {"d": domain}))
+    plans = planner.plan(Request("d", tuple(descriptors)), Snapshot(1, {"d": domain}))
     return [hit for plan in plans for hit in plan.hits]
 
 
@@ -74,10 +74,10 @@ def test_denied(can: Callable[..., None], denied: Denied, counted: tuple[bool, b
     """Denied hits are counted where the algorithm always does, or a setting says so and it can."""
     can(denied=denied)
 
-    alone, asked = hits(), hits(settings=Settings(count_denied=CountDenied.ALL))
+    alone, counting = hits(), hits(settings=Settings(count_denied=CountDenied.ALL))
 
     assert {hit.count_denied for hit in alone} == {counted[0]}
-    assert {hit.count_denied for hit in asked} == {counted[1]}
+    assert {hit.count_denied for hit in counting} == {counted[1]}
 
 
 @pytest.mark.parametrize("refunded", [True, False])

@@ -43,9 +43,9 @@ descriptors:
 
 
 def headers(decision: Decision) -> dict[str, str]:
-    found = dict(decision.response_headers)
-    assert len(found) == len(decision.response_headers), "a header stands twice"
-    return found
+    by_name = dict(decision.response_headers)
+    assert len(by_name) == len(decision.response_headers), "a header stands twice"
+    return by_name
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ async def test_every_limit_is_a_policy(tmp_path: Path) -> None:
 
     decision = await asking.ask("b=x")
 
-    found = headers(decision)
-    assert found["RateLimit-Policy"] == (
+    sent = headers(decision)
+    assert sent["RateLimit-Policy"] == (
         '"burst";q=2;w=60, "per-month";q=9, "per-minute";q=5;qu="concurrent-requests"'
     )
-    assert [item.split(";")[:2] for item in found["RateLimit"].split(", ")] == [
+    assert [item.split(";")[:2] for item in sent["RateLimit"].split(", ")] == [
         ['"burst"', "r=1"],
         ['"per-month"', "r=8"],
         ['"per-minute"', "r=4"],
@@ -162,11 +162,11 @@ async def test_every_limit_is_a_policy(tmp_path: Path) -> None:
 async def test_policies_have_different_names(tmp_path: Path) -> None:
     """Limits of one name are told apart, also from one that is called so by its rule."""
     names = ("a", "a", "a-2")
-    each = [
-        f"- {{key: k{place}, rate_limit: {{unit: day, requests_per_unit: 1, name: {name}}}}}"
-        for place, name in enumerate(names)
+    descriptors = [
+        f"- {{key: k{index}, rate_limit: {{unit: day, requests_per_unit: 1, name: {name}}}}}"
+        for index, name in enumerate(names)
     ]
-    text = "\n".join(["domain: edge", "answer: {headers: ietf}", "descriptors:", *each])
+    text = "\n".join(["domain: edge", "answer: {headers: ietf}", "descriptors:", *descriptors])
 
     decision = await Asking(tmp_path, text).ask("k0=x", "k1=x", "k2=x")
 

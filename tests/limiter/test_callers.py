@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service import wire
-from ratelimit_service.limiter import look_at_kept
+from ratelimit_service.limiter import tally_sample
 from ratelimit_service.limiter.callers import MOST_CALLERS, MOST_RULES, RuleCallers, TopCallers
 from ratelimit_service.model import Request
 from ratelimit_service.service import Service
@@ -35,26 +35,26 @@ descriptors:
 
 def callers_of(service: Service) -> TopCallers:
     assert service.callers is not None
-    look_at_kept(service.callers)
+    tally_sample(service.callers)
     return service.callers
 
 
 def noted(asking: Asking, path: str) -> RuleCallers:
     """What is known of one rule's callers."""
-    (found,) = [
+    (callers,) = [
         each for rule, each in callers_of(asking.service).rules.items() if rule.path == path
     ]
-    return found
+    return callers
 
 
 def by_name(counts: dict[bytes, int]) -> dict[str, int]:
     """By the value of the last entry."""
-    found = {}
+    counted = {}
     for key, times in counts.items():
         entries = entries_of(key, "edge")
         assert entries is not None
-        found[entries[-1][1]] = times
-    return found
+        counted[entries[-1][1]] = times
+    return counted
 
 
 @pytest.fixture
@@ -70,15 +70,15 @@ async def test_every_hit_over_or_near_is_noted(asking: Asking) -> None:
         await asking.ask("user=bob")
     await asking.ask("user=cy", hits=3)
 
-    found = noted(asking, "user")
+    callers = noted(asking, "user")
 
-    assert by_name(found.over.counts) == {"ann": 3}
-    assert by_name(found.near.counts) == {"ann": 2, "bob": 1}
-    assert by_name(found.hits.counts) == {"ann": 13, "bob": 9, "cy": 3}
-    assert found.over.error == found.near.error == found.hits.error == 0
-    seen = {key.decode(): each for key, each in found.notes.items()}
-    (ann,) = [each for key, each in seen.items() if "ann" in key]
-    (bob,) = [each for key, each in seen.items() if "bob" in key]
+    assert by_name(callers.over.counts) == {"ann": 3}
+    assert by_name(callers.near.counts) == {"ann": 2, "bob": 1}
+    assert by_name(callers.hits.counts) == {"ann": 13, "bob": 9, "cy": 3}
+    assert callers.over.error == callers.near.error == callers.hits.error == 0
+    standings = {key.decode(): each for key, each in callers.notes.items()}
+    (ann,) = [each for key, each in standings.items() if "ann" in key]
+    (bob,) = [each for key, each in standings.items() if "bob" in key]
     assert (ann.capacity, ann.remaining) == (10, 0)
     assert (bob.capacity, bob.remaining) == (10, 1)
 
@@ -97,9 +97,9 @@ async def test_shadows_and_second_limits_are_noted(asking: Asking) -> None:
     await asking.ask("both=x", "free=y", hits=5)
 
     assert by_name(noted(asking, "path").over.counts) == {"/a": 6}
-    found = noted(asking, "both")
-    assert by_name(found.over.counts) == {"x": 5}
-    assert [each.capacity for each in found.notes.values()] == [4]
+    callers = noted(asking, "both")
+    assert by_name(callers.over.counts) == {"x": 5}
+    assert [each.capacity for each in callers.notes.values()] == [4]
     assert len(callers_of(asking.service).rules) == 2
 
 
@@ -111,9 +111,9 @@ async def test_long_names_are_known_by_a_request(asking: Asking) -> None:
 
     (key,) = noted(asking, "user").over.counts
     assert entries_of(key, "edge") is None
-    body, place = callers_of(asking.service).bodies[key]
+    body, index = callers_of(asking.service).bodies[key]
     assert long.encode() in body
-    assert place == 0
+    assert index == 0
     assert not callers_of(asking.service).unnamed
 
 
@@ -151,20 +151,22 @@ async def test_estimates_are_as_far_off_as_the_documents_say(tmp_path: Path) -> 
     rules = RULES.replace("10,", "30000,")
     asking = Asking(tmp_path, rules, settings=Settings(near_limit_ratio=0.0))
     await ask_each(asking, ["ann", "bob"], 1_000)
-    found = noted(asking, "user")
-    assert by_name(found.near.counts) == by_name(found.hits.counts) == {"ann": 1_000, "bob": 1_000}
+    callers = noted(asking, "user")
+    assert (
+        by_name(callers.near.counts) == by_name(callers.hits.counts) == {"ann": 1_000, "bob": 1_000}
+    )
 
     await ask_each(asking, ["ann", "bob"], 30_000)
     off = 3 * (128 * 29_000) ** 0.5
-    for counts in (found.near.counts, found.hits.counts):
+    for counts in (callers.near.counts, callers.hits.counts):
         assert by_name(counts) == {
             "ann": pytest.approx(30_000, abs=off),
             "bob": pytest.approx(30_000, abs=off),
         }
-    over = by_name(found.over.counts)  # the last thousand of each
+    over = by_name(callers.over.counts)  # the last thousand of each
     assert over.keys() <= {"ann", "bob"}
     await ask_each(asking, ["bob"], 30_000)
-    assert by_name(found.over.counts)["bob"] == pytest.approx(31_000, abs=off)
+    assert by_name(callers.over.counts)["bob"] == pytest.approx(31_000, abs=off)
 
 
 async def test_few_that_are_over_are_all_noted_among_many_requests(tmp_path: Path) -> None:
@@ -201,8 +203,8 @@ async def test_large_requests_are_looked_at_whole(tmp_path: Path) -> None:
     asking = Asking(tmp_path, rules, settings=Settings(near_limit_ratio=0.0))
     for _ in range(10):
         await asking.ask("user=ann", "user=bob", "user=ann")
-    found = noted(asking, "user")
-    assert by_name(found.near.counts) == {"ann": 20, "bob": 10}
+    callers = noted(asking, "user")
+    assert by_name(callers.near.counts) == {"ann": 20, "bob": 10}
 
     for _ in range(40):
         await asking.ask(*["user=ann", "user=bob"] * 100)
@@ -211,7 +213,7 @@ async def test_large_requests_are_looked_at_whole(tmp_path: Path) -> None:
     for _ in range(40):
         await asking.ask(*["user=cy"] * 200)
 
-    assert by_name(found.near.counts) == {"ann": 4_020, "bob": 4_010, "cy": 6_000}
+    assert by_name(callers.near.counts) == {"ann": 4_020, "bob": 4_010, "cy": 6_000}
 
 
 async def test_memory_is_bounded(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from ratelimit_service.limiter.compiled import CompiledRule
 from ratelimit_service.limiter.compiler import Compiler
-from ratelimit_service.limiter.usual import is_usual, stands_alone
+from ratelimit_service.limiter.fast_path import stands_alone, takes_fast_path
 from ratelimit_service.model import Entry, FailurePolicy, Limit, Mode, Unit
 from ratelimit_service.rules.match import look_up
 from ratelimit_service.rules.tree import Domain, MatchedNode, Rule, Snapshot
@@ -18,27 +18,27 @@ FIVE = "{unit: minute, requests_per_unit: 5}"
 
 def compiled(rule: str, settings: Settings | None = None) -> CompiledRule:
     here = domain(rule)
-    (met,) = mets(here)
-    return Compiler(settings or Settings()).rule(here, met)
+    (node,) = nodes_of(here)
+    return Compiler(settings or Settings()).rule(here, node)
 
 
-def mets(here: Domain) -> list[MatchedNode]:
+def nodes_of(here: Domain) -> list[MatchedNode]:
     """The nodes of a domain as requests meet them."""
-    found = [look_up(here.root, Entry(node.key, node.value)) for node in here.root.nodes]
-    return [met for met in found if met is not None]
+    matched = [look_up(here.root, Entry(node.key, node.value)) for node in here.root.nodes]
+    return [node for node in matched if node is not None]
 
 
 def test_compiled_once_for_a_snapshot() -> None:
     """A rule is compiled once while its snapshot is in force, and anew for the next."""
     here, compiler = domain(f"{{key: a, rate_limit: {FIVE}}}"), Compiler(Settings())
-    (met,) = mets(here)
+    (node,) = nodes_of(here)
 
     compiler.renew(Snapshot(1, {"d": here}))
-    first = compiler.rule(here, met)
+    first = compiler.rule(here, node)
     compiler.renew(Snapshot(1, {"d": here}))
-    again = compiler.rule(here, met)
+    again = compiler.rule(here, node)
     compiler.renew(Snapshot(2, {"d": here}))
-    later = compiler.rule(here, met)
+    later = compiler.rule(here, node)
 
     assert first is again
     assert first is not later
@@ -46,16 +46,16 @@ def test_compiled_once_for_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "setting", "policy"),
+    ("own", "setting", "policy"),
     [
         ("", FailurePolicy.CLOSED, FailurePolicy.CLOSED),
         (", failure_policy: local", FailurePolicy.CLOSED, FailurePolicy.LOCAL),
         (", failure_policy: error", FailurePolicy.OPEN, FailurePolicy.ERROR),
     ],
 )
-def test_failure_policy(said: str, setting: FailurePolicy, policy: FailurePolicy) -> None:
+def test_failure_policy(own: str, setting: FailurePolicy, policy: FailurePolicy) -> None:
     """A rule's own failure policy holds, else that of the settings."""
-    rule = f"{{key: a, rate_limit: {{unit: minute, requests_per_unit: 5{said}}}}}"
+    rule = f"{{key: a, rate_limit: {{unit: minute, requests_per_unit: 5{own}}}}}"
 
     assert compiled(rule, Settings(failure_policy=setting)).policy is policy
 
@@ -64,9 +64,9 @@ def test_shadow_denies_by_no_policy() -> None:
     """A rule in shadow mode never denies, also without a store."""
     rule = f"{{key: a, shadow_mode: true, rate_limit: {FIVE}}}"
 
-    found = compiled(rule, Settings(failure_policy=FailurePolicy.CLOSED))
+    shadow = compiled(rule, Settings(failure_policy=FailurePolicy.CLOSED))
 
-    assert found.policy is FailurePolicy.OPEN
+    assert shadow.policy is FailurePolicy.OPEN
 
 
 def test_near_is_a_share_of_the_limit() -> None:
@@ -86,7 +86,7 @@ def test_equal_limits_are_compiled_once() -> None:
     )
     compiler = Compiler(Settings())
 
-    one, other, named = (compiler.rule(here, met) for met in mets(here))
+    one, other, named = (compiler.rule(here, node) for node in nodes_of(here))
 
     assert one.limits is other.limits
     assert [each.limits[0].limit.name for each in (one, named)] == ["", "n"]
@@ -95,10 +95,10 @@ def test_equal_limits_are_compiled_once() -> None:
 def test_each_compiler_for_itself() -> None:
     """What one compiler made of a rule is not taken by another, with other settings."""
     here = domain(f"{{key: a, rate_limit: {FIVE}}}")
-    (met,) = mets(here)
+    (node,) = nodes_of(here)
     plain, quotas = Compiler(Settings()), Compiler(Settings(quota_mode=True))
 
-    modes = [compiler.rule(here, met).mode for compiler in (plain, quotas, plain)]
+    modes = [compiler.rule(here, node).mode for compiler in (plain, quotas, plain)]
 
     assert modes == [Mode.ENFORCED, Mode.QUOTA, Mode.ENFORCED]
 
@@ -109,13 +109,13 @@ def test_values_have_tallies_of_their_own() -> None:
         domain(f"{{key: a, detailed_metric: true, rate_limit: {FIVE}}}"),
         Compiler(Settings()),
     )
-    (met,) = mets(here)
+    (node,) = nodes_of(here)
 
-    one, other = compiler.by_value(met, "x"), compiler.by_value(met, "y")
+    one, other = compiler.by_value(node, "x"), compiler.by_value(node, "y")
 
     assert one.tally is not other.tally
-    assert one.declared is other.declared is met.declared
-    assert compiler.by_value(met, "x") is one
+    assert one.declared is other.declared is node.declared
+    assert compiler.by_value(node, "x") is one
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_usual(rule: str, usual: bool, alone: bool) -> None:
     """A rule is usual with one limit and nothing that short ways do not do."""
     (declared,) = domain(rule).rules
 
-    assert is_usual(declared, declared.limits) == usual
+    assert takes_fast_path(declared, declared.limits) == usual
     assert stands_alone(declared) == alone
 
 
@@ -167,11 +167,11 @@ def test_what_short_ways_do_not_know_is_unusual() -> None:
     limit = Limit(5, Unit.MINUTE)
     plain = Rule("d", "a", (limit,))
 
-    assert is_usual(plain, plain.limits)
-    assert is_usual(None, (limit,))
-    assert not is_usual(None, (limit._replace(soft_ppm=1),))
-    assert not is_usual(plain, ())
-    assert not is_usual(plain, (limit, limit))
+    assert takes_fast_path(plain, plain.limits)
+    assert takes_fast_path(None, (limit,))
+    assert not takes_fast_path(None, (limit._replace(soft_ppm=1),))
+    assert not takes_fast_path(plain, ())
+    assert not takes_fast_path(plain, (limit, limit))
     assert not stands_alone(Rule("d", "a", (limit,), replaces=frozenset(("b",))))
 
 
@@ -179,5 +179,5 @@ def test_global_shadow_mode_is_unusual() -> None:
     """Under the global shadow mode every answer takes the long way, which tallies it."""
     rule = f"{{key: a, rate_limit: {FIVE}}}"
 
-    assert compiled(rule).usual
-    assert not compiled(rule, Settings(shadow_mode=True)).usual
+    assert compiled(rule).fast_path
+    assert not compiled(rule, Settings(shadow_mode=True)).fast_path

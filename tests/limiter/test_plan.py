@@ -6,7 +6,7 @@ import pytest
 
 from ratelimit_service.limiter import Planner
 from ratelimit_service.limiter.compiled import Kind
-from ratelimit_service.limiter.plan import unasked
+from ratelimit_service.limiter.plan import settle_without_hits
 from ratelimit_service.model import MAX_ADDEND, Entry, FailurePolicy, Limit, Mode, Request, Unit
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
@@ -56,7 +56,7 @@ def test_domain_that_never_loaded(policy: FailurePolicy, verdict: Verdict) -> No
     plans = plans_of(unserved, "a=x", settings=Settings(failure_policy=policy))
 
     assert (plans[0].rule.kind, plans[0].hits) == (Kind.UNSERVED, ())
-    assert unasked(plans).verdict is verdict
+    assert settle_without_hits(plans).verdict is verdict
 
 
 def test_replaced_rule_is_not_counted() -> None:

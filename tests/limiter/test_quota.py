@@ -36,9 +36,9 @@ descriptors:
 TOLD = Settings(denial_quota=True)
 
 
-async def told(asking: Asking, *asked: str | Descriptor) -> RateLimitResponse:
-    each = [descriptor(one) if isinstance(one, str) else one for one in asked]
-    (body,) = await asking.service.decide([wire.encode_request(Request("edge", tuple(each)))])
+async def ask(asking: Asking, *descriptors: str | Descriptor) -> RateLimitResponse:
+    wanted = [descriptor(one) if isinstance(one, str) else one for one in descriptors]
+    (body,) = await asking.service.decide([wire.encode_request(Request("edge", tuple(wanted)))])
     assert not isinstance(body, Refusal)
     return RateLimitResponse.FromString(body)
 
@@ -59,15 +59,15 @@ async def test_a_denial_holds_exactly_as_long_as_it_says(tmp_path: Path, key: st
     asking = Asking(tmp_path, RULES, settings=TOLD)
     for step in range(4):
         asking.now_us += 123_457 * (step < 3)
-        answer = await told(asking, f"{key}=a")
+        answer = await ask(asking, f"{key}=a")
         assert bool(until_us(answer)) == (step == 3)
 
     until = until_us(answer)
     assert until > asking.now_us
     asking.now_us = until - 1
-    last = await told(asking, f"{key}=a")
+    last = await ask(asking, f"{key}=a")
     asking.now_us = until
-    first = await told(asking, f"{key}=a")
+    first = await ask(asking, f"{key}=a")
 
     assert (last.overall_code, first.overall_code) == (2, 1)
     assert until_us(last) == until
@@ -77,15 +77,15 @@ async def test_the_longest_wait_counts(tmp_path: Path) -> None:
     """A request with several descriptors passes when all that deny it have room."""
     asking = Asking(tmp_path, RULES, settings=TOLD)
     both = [descriptor("token=a", addend=3), descriptor("fixed=a", addend=3)]
-    await told(asking, *both)
+    await ask(asking, *both)
 
-    answer = await told(asking, *both, "shadow=a")
+    answer = await ask(asking, *both, "shadow=a")
 
     assert until_us(answer) == T - T % 60_000_000 + 60_000_000
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "descriptors",
     [
         ["slots=a"],
         ["counted=a"],
@@ -97,15 +97,15 @@ async def test_the_longest_wait_counts(tmp_path: Path) -> None:
         ["shadow=a"],
     ],
 )
-async def test_where_nothing_is_said(tmp_path: Path, asked: list[str | Descriptor]) -> None:
+async def test_where_nothing_is_said(tmp_path: Path, descriptors: list[str | Descriptor]) -> None:
     """Not where a later try may pass, or where the service has to hear of each try."""
     asking = Asking(tmp_path, RULES, settings=TOLD)
     for key in ("slots", "counted", "queued", "quota", "fixed", "shadow"):
-        await told(asking, descriptor(f"{key}=a", addend=3))
+        await ask(asking, descriptor(f"{key}=a", addend=3))
 
-    answer = await told(asking, *asked)
+    answer = await ask(asking, *descriptors)
 
-    assert answer.overall_code == (1 if asked == ["shadow=a"] else 2)
+    assert answer.overall_code == (1 if descriptors == ["shadow=a"] else 2)
     assert until_us(answer) == 0
 
 
@@ -113,9 +113,9 @@ async def test_limits_that_callers_bring(tmp_path: Path) -> None:
     """They deny for as long as rules do."""
     asking = Asking(tmp_path, RULES, settings=TOLD)
     brought = Descriptor(descriptor("any=a").entries, Limit(1, Unit.SECOND))
-    await told(asking, brought)
+    await ask(asking, brought)
 
-    assert until_us(await told(asking, brought)) == T - T % 1_000_000 + 1_000_000
+    assert until_us(await ask(asking, brought)) == T - T % 1_000_000 + 1_000_000
 
 
 @pytest.mark.parametrize("policy", [FailurePolicy.CLOSED, FailurePolicy.LOCAL])
@@ -124,7 +124,7 @@ async def test_failure_policies(tmp_path: Path, policy: FailurePolicy) -> None:
     settings = Settings(denial_quota=True, failure_policy=policy)
     asking = Asking(tmp_path, RULES, settings=settings, store=Away())
 
-    assert until_us(await told(asking, "fixed=a")) == 0
+    assert until_us(await ask(asking, "fixed=a")) == 0
 
 
 async def test_bans(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_bans(tmp_path: Path) -> None:
     asking = Asking(tmp_path, RULES, settings=TOLD)
     asking.service.steering.add([override(BAN, "fixed=a")])
 
-    answer = await told(asking, "fixed=a")
+    answer = await ask(asking, "fixed=a")
 
     assert (answer.overall_code, until_us(answer)) == (2, 0)
 
@@ -140,8 +140,8 @@ async def test_bans(tmp_path: Path) -> None:
 async def test_off_by_default(tmp_path: Path) -> None:
     """Nobody reads it unless asked, so no answer has a byte of it."""
     asking = Asking(tmp_path, RULES)
-    await told(asking, descriptor("fixed=a", addend=3))
+    await ask(asking, descriptor("fixed=a", addend=3))
 
-    answer = await told(asking, "fixed=a")
+    answer = await ask(asking, "fixed=a")
 
     assert (answer.overall_code, answer.HasField("quota")) == (2, False)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.limiter.answer import answer
+from ratelimit_service.limiter import DecisionContext, answer
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.limiter.near import near_threshold
-from ratelimit_service.limiter.statuses import shown, statuses_of
+from ratelimit_service.limiter.statuses import reported_limit, statuses_of
 from ratelimit_service.limiter.tally import tally
 from ratelimit_service.model import MAX_ADDEND, Code, Outcome, Status
 from ratelimit_service.observability.stats import Stats
@@ -27,8 +27,8 @@ TWO = (
 
 
 def status(plan: Plan, *outcomes: Outcome | None) -> Status:
-    (found,) = statuses_of([plan], [shown(plan, outcomes)])
-    return found
+    (reported,) = statuses_of([plan], [reported_limit(plan, outcomes)])
+    return reported
 
 
 def test_near_threshold() -> None:
@@ -72,9 +72,9 @@ def test_status_of_a_shadow() -> None:
         "{key: a, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 5}}", "a=x"
     )
 
-    found = status(plan, over())
+    reported = status(plan, over())
 
-    assert (found.code, found.remaining) == (Code.OK, 0)
+    assert (reported.code, reported.remaining) == (Code.OK, 0)
 
 
 def test_soft_part_does_not_remain() -> None:
@@ -107,9 +107,9 @@ def test_soft_part_does_not_remain() -> None:
 def test_which_limit_speaks(outcomes: Sequence[Outcome | None], speaks: int | None) -> None:
     """One over with the longest wait, else the fewest remaining; none if one has no outcome."""
     plan = plan_of(TWO, "a=x")
-    found = shown(plan, outcomes)
+    reported = reported_limit(plan, outcomes)
 
-    assert (found and found.limit) == (None if speaks is None else plan.rule.limits[speaks])
+    assert (reported and reported.limit) == (None if speaks is None else plan.rule.limits[speaks])
 
 
 def tallied(plan: Plan, *outcomes: Outcome | None, verdict: Verdict) -> dict[str, int]:
@@ -183,7 +183,10 @@ def test_answer_has_the_code_of_the_verdict() -> None:
     ):
         for outcome in (within(3), over()):
             settled = Settled([outcome], verdict)
-            assert answer(None, plans, [[outcome]], settled, Settings(), int).code is code
+            assert (
+                answer(DecisionContext(None, plans, [[outcome]], settled, Settings(), int)).code
+                is code
+            )
 
 
 def test_answer_lists_several_limits() -> None:
@@ -191,7 +194,9 @@ def test_answer_lists_several_limits() -> None:
     plans = plans_of([TWO, TEN.replace("key: a", "key: b")], "a=x", "b=y")
     outcomes: list[Outcomes] = [[within(4), over()], [within(9)]]
 
-    decision = answer(None, plans, outcomes, Settled([], Verdict.DENIED), Settings(), int)
+    decision = answer(
+        DecisionContext(None, plans, outcomes, Settled([], Verdict.DENIED), Settings(), int)
+    )
 
     listed = (decision.metadata or {})["limits"]
     assert isinstance(listed, list)
@@ -205,8 +210,8 @@ def test_answer_says_what_a_policy_decided() -> None:
     """Metadata name the descriptors without a count, with their policies."""
     plans = plans_of([TEN], "a=x", "a=y", "c=z")
 
-    decision = answer(
-        None, plans, [[within(9)], [None], []], Settled([], Verdict.ADMITTED), Settings(), int
-    )
+    outcomes: list[Outcomes] = [[within(9)], [None], []]
+    settled = Settled([], Verdict.ADMITTED)
+    decision = answer(DecisionContext(None, plans, outcomes, settled, Settings(), int))
 
     assert decision.metadata == {"by_policy": [{"descriptor": 1, "policy": "open"}]}

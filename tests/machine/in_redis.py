@@ -79,7 +79,7 @@ class InRedis(World):
     async def _calm(self) -> None:
         """Returns when all servers can be asked, and are owed nothing."""
         for shard in [shard for store in self._stores for shard in store.shards]:
-            shard._debts._local = Local(Stats())
+            shard._resyncs._local = Local(Stats())
             await until(partial(well, shard))
 
     def stores(self) -> Sequence[Store]:

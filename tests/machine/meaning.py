@@ -91,7 +91,7 @@ class Override(NamedTuple):
         )
 
     @property
-    def rank(self) -> tuple[bool, int, int]:
+    def precedence(self) -> tuple[bool, int, int]:
         """The first of several decides.
 
         "Exact ones come before patterns. Then a ban comes before an exempt, an exempt before a
@@ -173,7 +173,7 @@ def meanings(
     for one, asked in zip(meant, descriptors, strict=True):
         taking = [each for each in overrides if each.takes(asked.entries)]
         if taking:
-            _steer(one, min(taking, key=lambda each: each.rank))
+            _steer(one, min(taking, key=lambda each: each.precedence))
     if any(one.banned for one in meant):
         # "The request is denied, and nothing of it is counted"; "Only hits that it gives back".
         # "Other descriptors of the request show no counts then".

@@ -21,7 +21,7 @@ HAND_BACK = re.compile(rb"EVALSHA")
 
 def owes(shard: Shard) -> bool:
     """Whether a shard's server has not been told, or has not confirmed, all that was counted."""
-    return len(shard._debts._local) > 0 or shard._debts.under_way or not shard.idle
+    return len(shard._resyncs._local) > 0 or shard._resyncs.under_way or not shard.idle
 
 
 def well(shard: Shard) -> bool:
@@ -54,7 +54,7 @@ class Way:
         """How often a connection has ended that nobody cut, if there is another one since."""
         before, self._connection = self._connection, None
         if not self.lost:
-            self._connection = self.shard._server.connection
+            self._connection = self.shard.server.connection
             if before and self._connection:
                 self._ended += self._connection is not before
         return self._ended
@@ -76,7 +76,7 @@ class Way:
         The first `call` that tells, or the `reply` to it, is lost with the connection. If there is
         nothing to be told, it stays open.
         """
-        proxy, watched = self.proxy, self.shard._server._alarm
+        proxy, watched = self.proxy, self.shard.server._alarm
         if lost == "reply":
             proxy.lose, proxy.instead, proxy.refuse = CHARGED, b"", False
             await until(lambda: not proxy.lose or well(self.shard))
@@ -86,7 +86,7 @@ class Way:
             await until(
                 lambda: (
                     not proxy.drop
-                    or (self.shard.available and self.shard._server._alarm is not watched)
+                    or (self.shard.available and self.shard.server._alarm is not watched)
                 )
             )
             proxy.drop = None
@@ -104,13 +104,13 @@ class Way:
 
     async def quiet(self) -> None:
         """Returns when no reply is under way."""
-        while (connection := self.shard._server.connection) and connection._calls:
+        while (connection := self.shard.server.connection) and connection._calls:
             await asyncio.sleep(0.001)
 
     def forget(self) -> None:
         """Has the process forget what it has counted alone."""
-        self.shard._debts._local = Local(Stats())
+        self.shard._resyncs._local = Local(Stats())
 
     async def forget_alone(self, hits: Sequence[Hit]) -> None:
         """The same of single counters."""
-        await self.shard._debts._local._memory.forget(hits)
+        await self.shard._resyncs._local._memory.forget(hits)

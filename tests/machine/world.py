@@ -104,10 +104,10 @@ class Recorder:
     def waits(self) -> bool:
         return self.store.waits
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         if self.seam == "wait":
             raise ArithmeticError("a fault of the service's own")
-        return self.store.wait_us(rank)
+        return self.store.wait_us(priority)
 
     async def start(self) -> None:
         await self.store.start()
@@ -121,7 +121,7 @@ class Recorder:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         seam, noted = self.seam, self.noted
 
@@ -137,7 +137,7 @@ class Recorder:
         if self.unsendable:
             sent = [[hit._replace(addend=1 << 40) for hit in hits] for hits in requests]
         self.unanswered += 1
-        self.store.charge(sent, answered, wanted, deadline_us, rank)
+        self.store.charge(sent, answered, wanted, deadline_us, priority)
         if seam == "after the charge":
             raise ArithmeticError("a fault of the service's own")
 

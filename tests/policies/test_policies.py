@@ -14,7 +14,7 @@ import yaml
 
 from ratelimit_service.cli.results import FORMATS
 from ratelimit_service.rule_lab.simulation.cases import read_cases
-from ratelimit_service.rule_lab.simulation.trial import Trial
+from ratelimit_service.rule_lab.simulation.rule_test_run import RuleTestRun
 from ratelimit_service.rules.lint import lint
 from tests.e2e.conftest import need_envoy
 from tests.policies.shipped import POLICIES, TOP, Client, Policy, configured, copied
@@ -41,22 +41,22 @@ def test_rules_are_sound(policy: Policy) -> None:
 @every_policy
 def test_cases_pass(policy: Policy) -> None:
     """Every case passes, and every rule is met by one."""
-    trial = Trial()
-    results = list(trial.run(read_cases(policy.cases)))
+    test_run = RuleTestRun()
+    results = list(test_run.run(read_cases(policy.cases)))
 
     assert [line for line in FORMATS["text"](results) if not line.endswith("passed")] == []
-    assert trial.coverage.unmet == ()
+    assert test_run.coverage.uncovered == ()
 
 
 @pytest.mark.parametrize("rules", BOOKS, ids=lambda rules: rules.stem)
 def test_limits_of_the_books(rules: Path) -> None:
     """Each example of the books lints, its cases pass, and they meet every rule of it."""
     assert lint([rules]).problems == ()
-    trial = Trial()
-    results = list(trial.run(read_cases(rules.with_suffix(".test.yaml"))))
+    test_run = RuleTestRun()
+    results = list(test_run.run(read_cases(rules.with_suffix(".test.yaml"))))
 
     assert [line for line in FORMATS["text"](results) if not line.endswith("passed")] == []
-    assert trial.coverage.unmet == ()
+    assert test_run.coverage.uncovered == ()
 
 
 def test_the_page_lists_the_books() -> None:

@@ -14,7 +14,7 @@ import yaml
 from ratelimit_service.cli.results import FORMATS
 from ratelimit_service.cli.words import parse_descriptor
 from ratelimit_service.rule_lab.simulation.cases import read_cases
-from ratelimit_service.rule_lab.simulation.trial import Trial
+from ratelimit_service.rule_lab.simulation.rule_test_run import RuleTestRun
 from tests.policies.shipped import POLICIES, TOP
 from tests.servers.service import ServiceProcess
 
@@ -85,7 +85,7 @@ def test_commands_do_what_is_said(recipe: str, tmp_path: Path) -> None:
     }
     made.write_text(yaml.safe_dump({"rules": str(TOP / rules), "cases": [case]}))
 
-    results = list(Trial().run(read_cases(made)))
+    results = list(RuleTestRun().run(read_cases(made)))
 
     assert [line for line in FORMATS["text"](results) if not line.endswith("passed")] == []
 

@@ -35,6 +35,6 @@ class Prefix(Matcher):
         return value.startswith(self.text)
 
     @property
-    def rank(self) -> int:
+    def precedence(self) -> int:
         """Longer ones first, and all of them before the patterns."""
         return -len(self.text)

@@ -20,7 +20,7 @@ from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.rules.source import Left, SourceContent
+from ratelimit_service.rules.source import LastGoodFiles, SourceContent
 from ratelimit_service.rules.tree import Rule, Snapshot, walk
 from tests.servers.process import PATIENCE_SECONDS, running
 
@@ -209,7 +209,7 @@ class SlowDisk(FromFiles):
         super().__init__(path)
         self.has_read, self.goes_on = threading.Event(), threading.Event()
 
-    def first(self, former: Left | None) -> SourceContent | None:
+    def first(self, former: LastGoodFiles | None) -> SourceContent | None:
         content = super().first(former)
         self.has_read.set()
         self.goes_on.wait()

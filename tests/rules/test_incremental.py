@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.observability.stats import Tallies
-from ratelimit_service.rules.build import Built, Former, Version, build
+from ratelimit_service.rules.build import BuildCache, Built, Version, build
 from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.resource import resource_bytes
@@ -99,7 +99,7 @@ def test_the_same_as_built_anew(
     snapshots: list[dict[str, list[Resource]]], overlay: str, strict: bool
 ) -> None:
     """After any snapshots, rules and problems are those of the last one; so they are elsewhere."""
-    former, before = Former(), dict[str, Domain]()
+    cache, before = BuildCache(), dict[str, Domain]()
     follower, sent = Follower(), list[list[bytes]]()
     good: dict[str, bytes] = {}
     for number, snapshot in enumerate(snapshots):
@@ -110,7 +110,7 @@ def test_the_same_as_built_anew(
         good = {name: data for name, data in good.items() if name in snapshot}
         if overlay and number % 2:
             versions.append(Version("o.yaml", overlay.encode(), None, language="overlay"))
-        built = build(versions, Tallies, strict=strict, former=former)
+        built = build(versions, Tallies, strict=strict, cache=cache)
         anew = build(versions, Tallies, strict=strict)
         sent.append(list(packed(built.domains.values(), before)))
         follower.take(sent[-1])
@@ -135,12 +135,12 @@ def test_only_what_changed_is_another() -> None:
         {"key": f"k{n}", "rate_limit": {"unit": "DAY", "requests_per_unit": n}} for n in range(1000)
     ]
     every.append({"key": "deep", "descriptors": every[:500]})
-    former, follower = Former(), Follower()
+    cache, follower = BuildCache(), Follower()
     first = build(
         [Version("one", resource(1, "one", every), None, language="resource")],
         Tallies,
         strict=False,
-        former=former,
+        cache=cache,
     )
     follower.take(list(packed(first.domains.values())))
     old = {rule.path: rule for rule in follower.domains["one"].rules}
@@ -150,7 +150,7 @@ def test_only_what_changed_is_another() -> None:
         [Version("one", resource(2, "one", every), None, language="resource")],
         Tallies,
         strict=False,
-        former=former,
+        cache=cache,
     )
     parts = list(packed(second.domains.values(), first.domains))
     follower.take(parts)
@@ -165,13 +165,13 @@ def test_only_what_changed_is_another() -> None:
 def test_another_version_of_the_same_is_nothing() -> None:
     """A snapshot that differs in its version alone changes no rule, and no digest."""
     descriptors = [{"key": "a", "rate_limit": {"unit": "DAY", "requests_per_unit": 1}}]
-    former = Former()
+    cache = BuildCache()
     first, second = (
         build(
             [Version("one", resource(number, "one", descriptors), None, language="resource")],
             Tallies,
             strict=False,
-            former=former,
+            cache=cache,
         )
         for number in (1, 2)
     )

@@ -27,7 +27,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rule_lab.comparison.reloads import difference
-from ratelimit_service.rule_lab.simulation.world import World
+from ratelimit_service.rule_lab.simulation.simulator import Simulator
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.match import find, look_up
 from ratelimit_service.rules.matchers.cidr import Networks
@@ -355,9 +355,9 @@ def test_time_zones_are_read_in_steps() -> None:
         for _ in chain(assembly.adding(frame), (None,)):
             before, read = read, zone.cache_info().misses
             most = max(most, read - before)
-    world = World(Snapshot(1, assembly.domains), Settings())
+    simulator = Simulator(Snapshot(1, assembly.domains), Settings())
     for at in range(len(names)):
-        world.decide(Request("d", (Descriptor((Entry("k", str(at)),)),)), 9)
+        simulator.decide(Request("d", (Descriptor((Entry("k", str(at)),)),)), 9)
 
     assert (most, read) == (1, 40)
     assert zone.cache_info().misses == 40

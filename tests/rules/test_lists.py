@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Code, IPAddress, Network, address_of
-from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import find
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.paths import parse_path
-from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
-from ratelimit_service.rules.tree import Domain, Level, Snapshot
-from tests.rules.test_match import LIMIT, domain, matched_rule
+from ratelimit_service.rules.tree import Level, Snapshot
+from tests.rules.test_match import LIMIT, carried, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -38,13 +36,6 @@ descriptors:
   - {{key: plan, value: f*, {LIMIT}}}
   - {{key: long, one_of: [e, d, c, b, a], {LIMIT}}}
 """
-
-
-def carried(tree: Domain) -> Domain:
-    assembly = Assembly(Tallies)
-    for part in packed([tree]):
-        assembly.add(part)
-    return assembly.domains["edge"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.comparison.reloads import difference
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.resource import resource_bytes
-from ratelimit_service.rules.source import Left, RuleSource, SourceContent
+from ratelimit_service.rules.source import LastGoodFiles, RuleSource, SourceContent
 from ratelimit_service.settings import Settings
 
 MANY = 1_000
@@ -36,7 +36,7 @@ class Sent(RuleSource):
     def of(cls, settings: Settings) -> Self:
         raise AssertionError(settings)
 
-    def first(self, former: Left | None) -> SourceContent | None:
+    def first(self, former: LastGoodFiles | None) -> SourceContent | None:
         return None
 
     def read(self) -> SourceContent:

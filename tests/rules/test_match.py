@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Entry
-from ratelimit_service.observability.stats import MAX_VALUE_BYTES, OTHER
+from ratelimit_service.observability.stats import MAX_VALUE_BYTES, OTHER, Tallies
 from ratelimit_service.rules.match import Match, find, match, may_match
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Node
 from tests.service.asking import descriptor
@@ -23,6 +24,14 @@ def domain(text: str) -> Domain:
     file = parse("f", text.encode())
     assert not file.problems, file.problems
     return Domain(file.domain, Level.of(file.nodes))
+
+
+def carried(tree: Domain) -> Domain:
+    """The domain after its way from one process to another."""
+    assembly = Assembly(Tallies)
+    for part in packed([tree]):
+        assembly.add(part)
+    return assembly.domains[tree.name]
 
 
 def matched_rule(tree: Domain, text: str) -> str | None:

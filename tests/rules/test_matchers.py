@@ -9,18 +9,16 @@ import pytest
 
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import Code
-from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import match, match_any_value
 from ratelimit_service.rules.matchers.registry import MATCHERS
 from ratelimit_service.rules.paths import parse_path
-from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.stores.keys import CounterNames
 from tests.rules.prefix import Prefix
-from tests.rules.test_match import LIMIT, domain, matched_rule
+from tests.rules.test_match import LIMIT, carried, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -63,12 +61,9 @@ def registered() -> Iterator[None]:
 def test_order(text: str, rule: str) -> None:
     """Exact values first, then matchers by rank, then the key alone; also after a reload's way."""
     tree = domain(RULES)
-    carried = Assembly(Tallies)
-    for part in packed([tree]):
-        carried.add(part)
 
     assert matched_rule(tree, text) == rule
-    assert matched_rule(carried.domains["edge"], text) == rule
+    assert matched_rule(carried(tree), text) == rule
 
 
 def test_names_are_apart() -> None:

@@ -13,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Code
-from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.matchers import automaton
 from ratelimit_service.rules.matchers.regex import Regex
-from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Level, Node, Snapshot
-from tests.rules.test_match import LIMIT, domain, matched_rule
+from tests.rules.test_match import LIMIT, carried, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 RULES = f"""
@@ -62,12 +60,9 @@ def test_order(text: str, rule: str) -> None:
     Exact values and networks go before. It is the same after the way to a worker.
     """
     tree = domain(RULES)
-    carried = Assembly(Tallies)
-    for part in packed([tree]):
-        carried.add(part)
 
     assert matched_rule(tree, text) == rule
-    assert matched_rule(carried.domains["edge"], text) == rule
+    assert matched_rule(carried(tree), text) == rule
 
 
 async def test_decisions(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.rules.source import Left, SourceContent
+from ratelimit_service.rules.source import LastGoodFiles, SourceContent
 from ratelimit_service.rules.sources import SOURCES, source_of
 from ratelimit_service.rules.watch import watch
 from ratelimit_service.settings import Settings
@@ -74,7 +74,7 @@ def test_source_that_has_nothing() -> None:
 class Later(FromCommand):
     """Has nothing at the start."""
 
-    def first(self, former: Left | None) -> SourceContent | None:
+    def first(self, former: LastGoodFiles | None) -> SourceContent | None:
         return None
 
 

@@ -148,14 +148,14 @@ async def test_worker_that_was_told_to_end_before_its_turn_in_a_restart(fixture:
     assert fixture.all[1] is late
 
 
-@pytest.mark.parametrize("expected", [False, True], ids=["dies", "is told to end"])
-async def test_worker_that_is_not_needed_any_more(fixture: Fixture, expected: bool) -> None:
+@pytest.mark.parametrize("asked_to_leave", [False, True], ids=["dies", "is told to end"])
+async def test_worker_that_is_not_needed_any_more(fixture: Fixture, asked_to_leave: bool) -> None:
     """Nothing takes the place of a worker beyond the number that there is to be."""
     await fixture.start()
     fixture.workers._count = 1  # as after a restart that leaves fewer
     second = fixture.all[1]
 
-    if expected:
+    if asked_to_leave:
         second.ask_to_leave()
     else:
         second.kill()

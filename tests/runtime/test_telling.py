@@ -11,7 +11,7 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.net.accepting import ConnectionLimiter
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats, Tallies
-from ratelimit_service.rules.build import Former, Version, build
+from ratelimit_service.rules.build import BuildCache, Version, build
 from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import Channel, MessageKind
@@ -70,12 +70,12 @@ async def test_changes_reach_early_and_late_workers() -> None:
     early.version = __version__
     stand_in(workers, early)
     files = dict.fromkeys(range(FILES), 1)
-    former = Former()
+    cache = BuildCache()
     whole = most_late = 0
     for change in range(CHANGES):
         files[change % FILES] = change + 1
         versions = [_file(number, requests) for number, requests in files.items()]
-        built = build(versions, Tallies, strict=True, former=former)
+        built = build(versions, Tallies, strict=True, cache=cache)
         book.swap(built.domains, frozenset())
         await workers.send_rules()
         late = Assembling()

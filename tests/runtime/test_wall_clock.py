@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.model import Code, Request
-from ratelimit_service.rule_lab.simulation.world import World
+from ratelimit_service.rule_lab.simulation.simulator import Simulator
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.settings import Settings
@@ -140,9 +140,9 @@ def asking(tmp_path: Path) -> Asking:
 def test_tools_say_the_same(asking: Asking) -> None:
     """What `test` and `replay` decide with, and what `explain` tells, is what services do."""
     snapshot = asking.rules.snapshot
-    world = World(snapshot, Settings())
+    simulator = Simulator(snapshot, Settings())
     for moment, hold in MOMENTS.items():
-        codes = {text: world.decide(request(text), us(moment)).decision.code for text in ASKED}
+        codes = {text: simulator.decide(request(text), us(moment)).decision.code for text in ASKED}
         answer = {
             text: str(explain(at_moment(snapshot, us(moment)), "edge", descriptor(text)))
             for text in ASKED

@@ -21,7 +21,8 @@ class Proxy:
     """Passes bytes on to a port of this machine, and does what its attributes say."""
 
     def __init__(self, target: int) -> None:
-        self._target = target
+        self.target = target
+        """The port that new connections lead to."""
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self.delay_seconds = 0.0
@@ -77,7 +78,7 @@ class Proxy:
             writer.close()
             return
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            there, back = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             writer.close()
             return

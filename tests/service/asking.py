@@ -35,7 +35,7 @@ class Away:
 
     waits = True
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         return 0
 
     async def start(self) -> None: ...
@@ -48,7 +48,7 @@ class Away:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         done([judge(hits, self.outcomes(hits)) for hits in requests])
 
@@ -69,10 +69,10 @@ class Timed(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         self.deadlines_us.append(deadline_us)
-        super().charge(requests, done, wanted, deadline_us, rank)
+        super().charge(requests, done, wanted, deadline_us, priority)
 
 
 class Busy(Away):
@@ -80,8 +80,8 @@ class Busy(Away):
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Sequence[Sequence[Hit]], Done, Wanted]] = []
-        self.ranks: list[int] = []
-        """The rank of each that ever waited."""
+        self.priorities: list[int] = []
+        """The priority of each that ever waited."""
 
     def charge(
         self,
@@ -89,10 +89,10 @@ class Busy(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         self.waiting.append((requests, done, wanted))
-        self.ranks.append(rank)
+        self.priorities.append(priority)
 
     def go_on(self) -> None:
         for requests, done, wanted in self.waiting:

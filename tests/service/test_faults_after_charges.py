@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.limiter.additions import ADDITIONS, Addition, Said, Told
+from ratelimit_service.limiter.additions import ADDITIONS, Addition, DecisionContext, ResponseExtras
 from ratelimit_service.limiter.additions.header_set import ChosenHeaders
 from ratelimit_service.model import Code, Hit, Limit, Request
 from ratelimit_service.observability.health import Health
@@ -61,19 +61,19 @@ class Failing:
 
     def __init__(self, of: Addition) -> None:
         self._of = of
-        self.needs_request, self.of_bans = of.needs_request, of.of_bans
+        self.needs_request, self.covers_bans = of.needs_request, of.covers_bans
         self.failing = True
 
-    def wanted(self, settings: Settings) -> bool:
-        return self._of.wanted(settings)
+    def enabled(self, settings: Settings) -> bool:
+        return self._of.enabled(settings)
 
-    def speaks_of(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
-        return self._of.speaks_of(settings, rule, limits)
+    def applies_to(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
+        return self._of.applies_to(settings, rule, limits)
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         if self.failing:
             raise RuntimeError("an addition failed")
-        self._of.add(told, said)
+        self._of.add(context, extras)
 
 
 NAMES = [
@@ -182,10 +182,10 @@ class Raising(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         if not self.failing or requests[0][0].refund:
-            self._memory.charge(requests, done, wanted, deadline_us, rank)
+            self._memory.charge(requests, done, wanted, deadline_us, priority)
             return
         self._memory.charge(requests, lambda found: self._waiting.append(partial(done, found)))
         raise RuntimeError("the store failed behind a charge")
@@ -222,7 +222,7 @@ async def test_an_answer_that_comes_twice_gives_nothing_back(tmp_path: Path) -> 
     store.go_on()
 
     assert (await asked).code is Code.OK
-    assert len(store.ranks) == 1  # it was asked for nothing else
+    assert len(store.priorities) == 1  # it was asked for nothing else
 
 
 @pytest.mark.parametrize("hits", [0, 1])

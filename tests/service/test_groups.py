@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.model import Code, Grouping
-from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
-from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import Snapshot
-from tests.rules.test_match import domain, matched_rule
+from tests.rules.test_match import carried, domain, matched_rule
 from tests.service.asking import Asking, descriptor
 
 ONE = "{unit: minute, requests_per_unit: 1}"
@@ -149,12 +147,9 @@ def test_grouped_before_matching(asked: str, rule: str | None) -> None:
     Others of its level match the address itself, so there can be exceptions.
     """
     tree = domain(RULES)
-    carried = Assembly(Tallies)
-    for part in packed([tree]):
-        carried.add(part)
 
     assert matched_rule(tree, asked) == rule
-    assert matched_rule(carried.domains["edge"], asked) == rule
+    assert matched_rule(carried(tree), asked) == rule
 
 
 def test_told() -> None:

@@ -52,7 +52,7 @@ class Noting:
         self.turns = Turns()
         self.charged: list[tuple[int, int]] = []
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         return 0
 
     async def start(self) -> None: ...
@@ -65,12 +65,12 @@ class Noting:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         if self.broken:
             raise KeyError("no counter")
         self.charged.append((self.turns.number, sum(map(len, requests))))
-        self._store.charge(requests, done, wanted, deadline_us, rank)
+        self._store.charge(requests, done, wanted, deadline_us, priority)
 
 
 Scene = tuple[Asking, Noting]

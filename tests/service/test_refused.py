@@ -85,13 +85,13 @@ class Unsettled(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         odd = [
             [one._replace(spec=BROKEN) for one in hits] if b"broken" in hits[0].key else hits
             for hits in requests
         ]
-        self._memory.charge(odd, done, wanted, deadline_us, rank)
+        self._memory.charge(odd, done, wanted, deadline_us, priority)
 
 
 class Short(Away):
@@ -103,7 +103,7 @@ class Short(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         with suppress(ValueError):  # as in Redis, where a reply is handled long after the call
             done([judge(hits, [None] * len(hits)) for hits in requests][1:])

@@ -149,7 +149,7 @@ def told(
 
 def the_long_way(patched: pytest.MonkeyPatch) -> None:
     """Makes every rule unusual, and every request one that must be decoded."""
-    patched.setattr(compiler, "is_usual", lambda *_: False)
+    patched.setattr(compiler, "takes_fast_path", lambda *_: False)
     patched.setattr(compiler, "stands_alone", lambda _: False)
     patched.setattr(wire, "plain_entries", lambda *_: None)
     patched.setattr(wire, "split_request", lambda _: None)

@@ -61,7 +61,6 @@ def hit(
     window_us: int = MINUTE,
     mode: Mode = Mode.ENFORCED,
     count_denied: bool = False,
-    refund: bool = False,
 ) -> Hit:
     return Hit(
         b"{%08x}%b" % (crc32(key.encode()), key.encode()),
@@ -69,8 +68,11 @@ def hit(
         addend,
         mode=mode,
         count_denied=count_denied or mode is Mode.QUOTA,
-        refund=refund,
     )
+
+
+def refund(one: Hit) -> Hit:
+    return one._replace(refund=True)
 
 
 def _broken(*_: object) -> Step:
@@ -224,7 +226,7 @@ CASES = [
             Charge(T, [hit(MAX_ADDEND, count_denied=True)], [over(5, MAX_ADDEND)]),
             Charge(T, [hit(MAX_ADDEND, count_denied=True)], [over(0, MAX_ADDEND)]),
             Charge(T, [hit(0, limit=MAX_ADDEND)], [over(0)]),
-            Charge(T, [hit(1, limit=MAX_ADDEND, refund=True)], [ok(1, 1)]),
+            Charge(T, [refund(hit(1, limit=MAX_ADDEND))], [ok(1, 1)]),
             Charge(T, [hit(0, limit=MAX_ADDEND)], [ok(1, 0)]),
         ],
     ),
@@ -252,8 +254,8 @@ CASES = [
         "a refund gives back down to nothing",
         [
             Charge(T, [hit(3)], [ok(2, 3)]),
-            Charge(T, [hit(2, refund=True)], [ok(4, 2)]),
-            Charge(T, [hit(2, refund=True)], [ok(5, 1)]),
+            Charge(T, [refund(hit(2))], [ok(4, 2)]),
+            Charge(T, [refund(hit(2))], [ok(5, 1)]),
             Charge(T, [hit(5)], [ok(0, 5)]),
         ],
     ),
@@ -261,7 +263,7 @@ CASES = [
         "a refund touches the current window only",
         [
             Charge(T, [hit(5)], [ok(0, 5)]),
-            Charge(T + MINUTE, [hit(3, refund=True)], [ok(5, 0)]),
+            Charge(T + MINUTE, [refund(hit(3))], [ok(5, 0)]),
             Charge(T + MINUTE, [hit(5)], [ok(0, 5)]),
         ],
     ),
@@ -269,15 +271,15 @@ CASES = [
         "a refund is applied first and always, whatever the other descriptors say",
         [
             Charge(T, [hit(5)], [ok(0, 5)]),
-            Charge(T, [hit(2), hit(1, refund=True)], [over(1), ok(1, 1)]),
-            Charge(T, [hit(), hit(1, refund=True)], [ok(1), ok(2, 1)]),
+            Charge(T, [hit(2), refund(hit(1))], [over(1), ok(1, 1)]),
+            Charge(T, [hit(), refund(hit(1))], [ok(1), ok(2, 1)]),
         ],
     ),
     Case(
         "a refund of nothing and one on a new counter are allowed and change nothing",
         [
-            Charge(T, [hit(0, refund=True)], [ok(5, 0)]),
-            Charge(T, [hit(7, refund=True)], [ok(5, 0)]),
+            Charge(T, [refund(hit(0))], [ok(5, 0)]),
+            Charge(T, [refund(hit(7))], [ok(5, 0)]),
             Charge(T, [hit(5)], [ok(0, 5)]),
         ],
     ),

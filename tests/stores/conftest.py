@@ -34,14 +34,22 @@ def clock() -> Time:
 
 
 @pytest.fixture
-def memory(clock: Time) -> MemoryStore:
-    return MemoryStore(10_000, Stats(), Health(), clock)
+def stats() -> Stats:
+    """Of every store of a test."""
+    return Stats()
 
 
 @pytest.fixture
-async def redis_store(redis_server: RedisServer, clock: Time) -> AsyncIterator[RedisStore]:
+def memory(clock: Time, stats: Stats) -> MemoryStore:
+    return MemoryStore(10_000, stats, Health(), clock)
+
+
+@pytest.fixture
+async def redis_store(
+    redis_server: RedisServer, clock: Time, stats: Stats
+) -> AsyncIterator[RedisStore]:
     redis_server.flush()
-    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
+    store = RedisStore(redis_server.url, 10_000_000, stats, Health(), clock)
     await started(store)
     yield store
     await store.close()
@@ -61,19 +69,21 @@ def ring_url(redis_server: RedisServer, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def ring_store(
-    redis_server: RedisServer, ring_url: str, clock: Time
+    redis_server: RedisServer, ring_url: str, clock: Time, stats: Stats
 ) -> AsyncIterator[RedisStore]:
     redis_server.flush()
-    store = RedisStore(ring_url, 10_000_000, Stats(), Health(), clock)
+    store = RedisStore(ring_url, 10_000_000, stats, Health(), clock)
     await started(store)
     yield store
     await store.close()
 
 
 @pytest.fixture
-async def cluster_store(redis_cluster: RedisCluster, clock: Time) -> AsyncIterator[RedisStore]:
+async def cluster_store(
+    redis_cluster: RedisCluster, clock: Time, stats: Stats
+) -> AsyncIterator[RedisStore]:
     redis_cluster.flush()
-    store = RedisStore(redis_cluster.url, 10_000_000, Stats(), Health(), clock)
+    store = RedisStore(redis_cluster.url, 10_000_000, stats, Health(), clock)
     await started(store)
     yield store
     await store.close()
@@ -86,5 +96,5 @@ STORES = ["memory", "redis", "ring", "cluster"]
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest) -> Store:
     name = request.param if request.param == "memory" else f"{request.param}_store"
-    found: Store = request.getfixturevalue(name)
-    return found
+    store: Store = request.getfixturevalue(name)
+    return store

@@ -29,6 +29,13 @@ async def started(store: RedisStore) -> None:
             await asyncio.sleep(0.01)
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 SILENT = ("does not answer", "Timeout")
 """What health says of a server, or a Sentinel, that a busy machine has not let answer yet."""
 

@@ -12,8 +12,8 @@ from ratelimit_service.service import Service
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.overrides import KeptOverrides
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.overrides import OverrideStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
@@ -22,7 +22,7 @@ from tests.stores.redis_store import started
 class Process:
     """What one process knows of overrides that are kept somewhere."""
 
-    def __init__(self, kept: KeptOverrides, clock: Time) -> None:
+    def __init__(self, kept: OverrideStore, clock: Time) -> None:
         store, settings = MemoryStore(10, Stats(), Health(), clock), Settings()
         self.steering = Service(lambda: Snapshot(0, {}), store, settings, Stats(), clock).steering
         self.overrides = Overrides(kept, self.steering, Stats(), clock)
@@ -43,7 +43,7 @@ class Processes:
 
     async def store(self) -> RedisStore:
         store = RedisStore(
-            self._url, 5_000_000, Stats(), self.health, self._clock, key_prefix="rl:"
+            self._url, 5_000_000, Stats(), self.health, self._clock, layout=Layout(key_prefix="rl:")
         )
         await started(store)
         self._stack.push_async_callback(store.close)

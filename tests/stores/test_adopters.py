@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import trustme
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings.translation import from_reference
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from tests.conftest import need
-from tests.servers.process import PATIENCE_SECONDS, Process, free_port, listens, wait_until
+from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
 from tests.stores.cases import charged, hit
-from tests.stores.redis_store import started, tried
+from tests.stores.redis_store import eventually, started, tried
 
 
 class Certificates:
@@ -79,8 +78,7 @@ async def counted(environment: Mapping[str, str]) -> tuple[object, dict[str, str
         5_000_000,
         Stats(),
         health,
-        second_url=found.get("second_store", ""),
-        key_prefix=found.get("key_prefix", ""),
+        layout=Layout(found.get("second_store", ""), found.get("key_prefix", "")),
     )
     await tried(store, health)
     (outcomes,) = await charged(store, [[hit(limit=1_000)]])
@@ -191,7 +189,7 @@ async def test_prefixes_keep_services_apart(redis_server: RedisServer) -> None:
     """Services with different prefixes share no counter in one Redis, and no list of processes."""
     redis_server.flush()
     stores = [
-        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), key_prefix=prefix)
+        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), layout=Layout(key_prefix=prefix))
         for prefix in ("", "a:", "b:", "a:")
     ]
     for store in stores:
@@ -216,16 +214,14 @@ async def test_who_goes_is_forgotten_at_once(redis_server: RedisServer) -> None:
     """A process that ends takes itself off the list of processes, also under a prefix."""
     redis_server.flush()
     stores = [
-        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), key_prefix="a:")
+        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), layout=Layout(key_prefix="a:"))
         for _ in range(2)
     ]
     for store in stores:
         await started(store)
     with redis.Redis(port=redis_server.port) as client:
         key = "a:{ratelimit}processes"
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while client.zcard(key) < len(stores):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: client.zcard(key) >= len(stores))
 
         await stores[0].close()
 

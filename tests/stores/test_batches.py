@@ -10,8 +10,8 @@ import pytest
 from ratelimit_service import compiled
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores import RANKS
-from ratelimit_service.stores.redis.batch import Background, Batch, Part
+from ratelimit_service.stores import PRIORITIES
+from ratelimit_service.stores.redis.batch import Background, Batch, Retry, Urgency
 from ratelimit_service.stores.redis.batches import Batches
 from ratelimit_service.stores.redis.server import Server
 from tests.stores.cases import hit
@@ -26,31 +26,35 @@ class Queue(Batches):
     """A queue whose calls are taken out here, and are not sent."""
 
     def __init__(self) -> None:
-        server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, not_after=lambda _: 0)
+        clock = SimpleNamespace(not_after=lambda _: 0)
+        server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, clock=clock)
         super().__init__(cast(Server, server), Stats())
         self._sending = True
 
-    def add(self, rank: int, left_us: int, hits: int = 1, *, wanted: bool = True) -> Background:
+    def add(self, priority: int, left_us: int, hits: int = 1, *, wanted: bool = True) -> Background:
         """Adds a request with so many hits."""
-        requests = [[hit(key=f"{rank}-{at}") for at in range(hits)]]
-        batch = Background(requests, deadline_us=elapsed_us() + left_us)
-        batch.rank = rank
+        requests = [[hit(key=f"{priority}-{at}") for at in range(hits)]]
+        batch = Background(requests, urgency=Urgency(elapsed_us() + left_us, priority=priority))
         if not wanted:
             batch.wanted = lambda _: False
         self.charge(batch)
         return batch
 
-    def next_ranks(self, below: int = RANKS) -> list[int]:
-        """The ranks of the requests in the next call."""
+    def next_priorities(self, below: int = PRIORITIES) -> list[int]:
+        """The priorities of the requests in the next call."""
         calls, _ = self._next_calls(below)
-        return [batch.rank for call in calls for batch, _ in call.indexes]
+        return [batch.urgency.priority for call in calls for batch, _ in call.indexes]
+
+    def next_lowest(self) -> int:
+        """The priority of the next call."""
+        return self._next_calls(PRIORITIES)[1]
 
 
 @pytest.mark.parametrize(("overtaken", "lowest"), [(1, 1), (1, 70), (130, 1), (300, 1), (300, 300)])
 async def test_every_other_call_is_for_what_was_overtaken_for_long(
     overtaken: int, lowest: int
 ) -> None:
-    """So what is planned is not counted in vain, and the lowest rank waits for one call at most.
+    """So nothing is planned in vain, and the smallest priority waits for one call at most.
 
     That is so whatever requests weigh.
     """
@@ -60,63 +64,61 @@ async def test_every_other_call_is_for_what_was_overtaken_for_long(
     for _ in range(1_000 // lowest):
         queue.add(0, FRESH_US, lowest)
 
-    calls = [queue.next_ranks() for _ in range(4)]
+    calls = [queue.next_priorities() for _ in range(4)]
 
     assert [each[0] for each in calls] == [7, 0, 7, 0]
     assert all(calls)
 
 
-async def test_what_has_time_waits_for_lower_ranks() -> None:
+async def test_what_has_time_waits_for_lower_priorities() -> None:
     """Who has little under way comes first, as long as it is not too late for others soon."""
     queue = Queue()
     for _ in range(1_000):
         queue.add(7, FRESH_US)
         queue.add(0, FRESH_US)
 
-    assert [set(queue.next_ranks()) for _ in range(4)] == [{0}] * 4
+    assert [set(queue.next_priorities()) for _ in range(4)] == [{0}] * 4
 
 
 async def test_what_was_overtaken_goes_in_the_order_of_deadlines() -> None:
-    """Not of ranks: else those of higher ranks would be overtaken again."""
+    """Not of priorities: else those of larger priorities would be overtaken again."""
     queue = Queue()
     queue.add(3, OVERTAKEN_US + 100_000)
     queue.add(7, OVERTAKEN_US)
     queue.add(0, FRESH_US)
     queue.add(5, OVERTAKEN_US - 100_000)
 
-    assert queue.next_ranks() == [5, 7, 3, 0]
+    assert queue.next_priorities() == [5, 7, 3, 0]
 
 
-async def test_what_may_not_be_sent_holds_back_no_other_rank() -> None:
-    """While enough of the highest rank is under way, others go as if nothing of it waited."""
+async def test_what_may_not_be_sent_holds_back_no_other_priority() -> None:
+    """While enough of the largest priority is under way, others go as if nothing of it waited."""
     queue = Queue()
     queue.add(7, OVERTAKEN_US - 100_000)
     for _ in range(300):
         queue.add(3, OVERTAKEN_US)
         queue.add(0, FRESH_US)
 
-    assert set(queue.next_ranks(below=7)) == {3}
-    assert set(queue.next_ranks(below=7)) == {0}
+    assert set(queue.next_priorities(below=7)) == {3}
+    assert set(queue.next_priorities(below=7)) == {0}
 
 
-async def test_a_call_has_the_lowest_rank_of_what_it_charges() -> None:
+async def test_a_call_has_the_lowest_priority_of_what_it_charges() -> None:
     """And not of what nobody wants: what waits for its reply is held back by that."""
     queue = Queue()
     queue.add(7, OVERTAKEN_US)
     queue.add(0, FRESH_US, wanted=False)
 
-    _, lowest = queue._next_calls(RANKS)
-
-    assert lowest == 7
+    assert queue.next_lowest() == 7
 
 
 def test_what_is_sent_again_and_again_can_be_told() -> None:
     """A process that is held up for seconds sends the same requests hundreds of times."""
     told: list[object] = []
     batch: Batch = Background([[hit(key=str(number))] for number in range(3)], told.append)
-    batch = Part(Part(batch, [0, 2]), [1])
+    batch = Retry(Retry(batch, [0, 2]), [1])
     for _ in range(5_000):
-        batch = Part(batch, [0])
+        batch = Retry(batch, [0])
 
     assert not batch.finished
     assert [hits[0].key for hits in batch.requests] == [hit(key="2").key]

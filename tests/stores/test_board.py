@@ -9,7 +9,7 @@ from ratelimit_service.model import SECOND_US
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import shared_key
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.board import RedisBoard
 from tests.servers.redis import RedisServer
 from tests.stores.redis_store import started
@@ -35,7 +35,8 @@ async def test_each_process_has_one_record(topology: RedisStore) -> None:
 async def test_records_have_the_prefix_and_end(redis_server: RedisServer) -> None:
     """Records lie under the key prefix, and go by themselves."""
     redis_server.flush()
-    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), key_prefix="mine:")
+    layout = Layout(key_prefix="mine:")
+    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), layout=layout)
     await started(store)
     await RedisBoard(store).leave("minute.1", "one", b"[]", 60 * SECOND_US)
 

@@ -16,8 +16,9 @@ from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.batches import Batches
+from ratelimit_service.stores.redis.call_window import CallWindow
 from ratelimit_service.stores.redis.connection import RedisConnection
-from ratelimit_service.stores.redis.shard import Shard
+from ratelimit_service.stores.redis.server import Server
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
@@ -109,7 +110,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
     """After a fault in handling a reply the same connection answers the next charges."""
     found, _ = store
     (shard, *_) = found.shards
-    connection = shard._server.connection
+    connection = shard.server.connection
     answered: list[Outcomes] = []
 
     def told(outcomes: Outcomes | None) -> None:
@@ -124,7 +125,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
                 await asyncio.sleep(0)
         assert (await charged(found, [[steady("b")]]))[0] != [None]
 
-    assert shard._server.connection is connection
+    assert shard.server.connection is connection
 
 
 async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
@@ -163,9 +164,9 @@ def failing(method: Callable[..., object], times: int) -> Callable[..., object]:
     [
         (Batches, "_send", 1),
         (Batches, "_replied", 2),
-        (Batches, "_landed", 2),
-        (RedisConnection, "_tell_some", 1),
-        (RedisConnection, "_tell_all", 1),
+        (CallWindow, "landed", 2),
+        (RedisConnection, "_hand_on_some", 1),
+        (RedisConnection, "_hand_on", 1),
         (RedisConnection, "_take", 1),
     ],
     ids=lambda each: each.__name__ if isinstance(each, type) else None,
@@ -201,7 +202,7 @@ async def test_deadline_after_a_fault(
     proxy.hold = True
 
     with monkeypatch.context() as patched:
-        patched.setattr(Shard, "when_told", failing(Shard.when_told, 1))
+        patched.setattr(Server, "when_handed_on", failing(Server.when_handed_on, 1))
         assert await charged(store, [[steady()]]) == [[None]]
         assert await charged(store, [[steady()]]) == [[None]]
 

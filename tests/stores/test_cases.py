@@ -70,7 +70,7 @@ async def test_random_walk(redis_store: RedisStore, redis_server: RedisServer, c
     assert await charged(memory, first) == await charged(redis_store, first)
     while walked < STEPS:
         clock.now_us += chance.choice(PAUSES_US if chance.random() < 0.8 else STEPS_BACK_US)
-        requests = [_random_hits(chance) for _ in range(chance.choice([1, 2, 30, 60]))]
+        requests = [random_hits(chance) for _ in range(chance.choice([1, 2, 30, 60]))]
         requests += [[chance.choice(undoable)] for _ in range(3) if undoable]
         walked += sum(map(len, requests))
 
@@ -106,7 +106,7 @@ async def test_random_walk_of_keys_that_come_and_go(
         pause_us = chance.choice([*PAUSES_US, SECOND, -1, -999_999])
         clock.now_us = max(clock.now_us + pause_us, latest_us - back_us)
         latest_us = max(latest_us, clock.now_us)
-        hits = _random_hits(chance, limits, names)
+        hits = random_hits(chance, limits, names)
 
         expected = await charged(memory, [hits])
 
@@ -145,7 +145,7 @@ def _undone(
                 yield one._replace(refund=True, receipt=receipt, joined=False)
 
 
-def _random_hits(
+def random_hits(
     chance: random.Random, limits: Sequence[Limit] = WALKED, names: str = "ab"
 ) -> list[Hit]:
     hits: list[Hit] = []
@@ -217,7 +217,7 @@ def _mixed_request(chance: random.Random, limits: list[Limit]) -> list[Hit]:
 
 @pytest.mark.parametrize("limit", [*COUNTING, LEASES], ids=lambda limit: spec_of(limit).key)
 async def test_damage_is_counted(
-    limit: Limit, store: MemoryStore | RedisStore, clock: Time, caplog: pytest.LogCaptureFixture
+    limit: Limit, store: Store, clock: Time, stats: Stats, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A state from more than a window ahead starts anew, is counted, and said in the log."""
     await charged(store, [[hit(limit, capacity_of(limit))]])
@@ -226,7 +226,7 @@ async def test_damage_is_counted(
     answers = await charged(store, [[hit(limit, 0)]])
 
     assert [outcome.remaining for (outcome,) in answers if outcome] == [capacity_of(limit)]
-    assert store._stats.damaged == 1
+    assert stats.damaged == 1
     assert "did the clock of the store step back?" in caplog.text
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import redis
 import trustme
 
 from tests.conftest import need
-from tests.servers.process import PATIENCE_SECONDS, free_port
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
-from tests.stores.redis_store import Fixture, started
+from tests.stores.redis_store import Fixture, eventually, started
 
 
 class Certified:
@@ -59,12 +58,6 @@ class Certified:
             client.client_kill_filter(_type="normal", skipme=True)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 def certified(tmp_path: Path) -> Certified:
     need("redis-server", "sudo apt install redis-server")
@@ -88,13 +81,13 @@ async def test_bad_pair(certified: Certified, fixture: Fixture) -> None:
 
     certified.spoil()
 
-    await until(lambda: "store tls" in fixture.health.faults)
+    await eventually(lambda: "store tls" in fixture.health.faults)
     assert "ssl_keyfile" in fixture.health.faults["store tls"]
     assert fixture.stats.tls_reloads == {"error": 1}
     assert certified.connections() == before
     assert await fixture.hit() != [None]
     certified.hang_up()
-    await until(lambda: bool(certified.connections() - before))
+    await eventually(lambda: bool(certified.connections() - before))
     await fixture.until(lambda outcomes: outcomes != [None])
 
 
@@ -104,8 +97,8 @@ async def test_new_authority(certified: Certified, fixture: Fixture) -> None:
 
     certified.issue()
 
-    await until(lambda: fixture.stats.tls_reloads == {"success": 1})
+    await eventually(lambda: fixture.stats.tls_reloads == {"success": 1})
     certified.server.kill()
     certified.server.start()
     await fixture.until(lambda outcomes: outcomes != [None])
-    await until(lambda: fixture.health.faults == {})
+    await eventually(lambda: fixture.health.faults == {})

@@ -21,7 +21,7 @@ from tests.servers.cluster import RedisCluster, SlotMove
 from tests.servers.process import PATIENCE_SECONDS
 from tests.stores.cases import YEAR, charged
 from tests.stores.cases import hit as minutely
-from tests.stores.redis_store import started
+from tests.stores.redis_store import eventually, started
 
 
 class Fixture:
@@ -74,7 +74,7 @@ async def test_one_seed_leads_to_all_nodes(connected: Fixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "target"),
     [
         ("16383 h:65535", (16_383, "h", 65_535)),
         ("1 ::1:7", (1, "::1", 7)),
@@ -88,16 +88,16 @@ async def test_one_seed_leads_to_all_nodes(connected: Fixture) -> None:
         ("", None),
     ],
 )
-def test_where_a_slot_has_moved(text: str, place: tuple[int, str, int] | None) -> None:
+def test_where_a_slot_has_moved(text: str, target: tuple[int, str, int] | None) -> None:
     """An error names a slot and a place, or it is followed nowhere."""
-    assert cluster._moved(text) == place
+    assert cluster.moved_to(text) == target
 
 
 async def test_more_nodes_than_a_cluster_has(
     connected: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that sends calls to ever more places is not followed to all of them."""
-    topology = connected.store._first
+    topology = connected.store.topologies[0]
     monkeypatch.setattr(cluster, "_MOST_NODES", len(topology.shards))
     shard = next(iter(topology.shards))
     known = set(topology.shards)
@@ -113,32 +113,32 @@ async def test_more_nodes_than_a_cluster_has(
 @pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
 async def test_slots_that_nobody_has(connected: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots can be without a node for a while: who has them next is told what they are owed."""
-    topology, one, owed = connected.store._first, hit(), list[tuple[str, bytes]]()
+    topology, one, resynced = connected.store.topologies[0], hit(), list[tuple[str, bytes]]()
     assert isinstance(topology, cluster.ClusterOfNodes)
 
-    def owe(shard: Shard, requests: Sequence[Sequence[Hit]], _: int) -> None:
-        owed.extend((shard.name, each.key) for hits in requests for each in hits)
+    def resync(shard: Shard, requests: Sequence[Sequence[Hit]], _: int) -> None:
+        resynced.extend((shard.name, each.key) for hits in requests for each in hits)
 
-    monkeypatch.setattr(Shard, "owe", owe)
+    monkeypatch.setattr(Shard, "resync", resync)
     old = topology.find(one)[0]
     new = next(shard for shard in topology.shards if shard is not old)
     spans: dict[Shard, list[int]] = {}
-    for slot, (shard, _) in enumerate(topology._homes):
+    for slot, (shard, _) in enumerate(topology.homes):
         spans.setdefault(shard, []).append(slot)
     ranges = [
         [slots[0], slots[-1], [*_place(shard)]]
         for shard, slots in spans.items()
         if shard is not old
     ]
-    old.charge_here([one], old.now_us())
+    old.charge_here([one], old.server.clock.now_us())
 
-    assert topology._learn(ranges, "")
+    assert topology.learn(ranges, "")
     assert old in topology.shards
-    assert topology._learn([*ranges, [spans[old][0], spans[old][-1], [*_place(new)]]], "")
+    assert topology.learn([*ranges, [spans[old][0], spans[old][-1], [*_place(new)]]], "")
     assert old not in topology.shards
-    await asyncio.gather(*topology._ending)
+    await eventually(lambda: bool(resynced))
 
-    assert owed == [(new.name, one.key)]
+    assert resynced == [(new.name, one.key)]
 
 
 def _place(shard: Shard) -> tuple[bytes, int]:

@@ -84,9 +84,9 @@ class Way:
 
     def ask(self, count: int) -> None:
         for number in range(count):
-            self.connection.send([("PING",)], [partial(self._tell, number)])
+            self.connection.send([("PING",)], [partial(self.tell, number)])
 
-    def _tell(self, number: int, reply: Reply) -> None:
+    def tell(self, number: int, reply: Reply) -> None:
         self.told.append((number, reply is not None))
         if self._slow:
             take_a_turn()
@@ -257,7 +257,7 @@ async def test_distrusted_with_replies_read() -> None:
     way = Way()
     way.ask(3)
     way.connection.send([("PING",)], [lambda _: way.connection.distrust()])
-    way.connection.send([("PING",)], [partial(way._tell, 3)])
+    way.connection.send([("PING",)], [partial(way.tell, 3)])
 
     way.say(5)
 

@@ -22,6 +22,7 @@ from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, charged
 from tests.stores.cases import hit as minutely
+from tests.stores.redis_store import eventually
 
 
 def hit(addend: int = 1, *, key: str = "a", limit: int = 1_000) -> Hit:
@@ -80,7 +81,7 @@ async def test_slow_way(fixture: Fixture) -> None:
     ping = shard.call("PING")
     assert ping is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not shard.late(elapsed_us(), 20_000):
+        while not shard.server.late(elapsed_us(), 20_000):
             await asyncio.sleep(0)
     while shard.available:
         assert await charged(fixture.store, [[hit()]]) == [[None]]
@@ -108,15 +109,11 @@ async def test_half_open_connection(fixture: Fixture) -> None:
     counted = fixture.count()
     fixture.proxy.hold = True
     await fixture.until(lambda _: not shard.available)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while "no reply for" not in fixture.health.faults["store"]:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: "no reply for" in fixture.health.faults["store"])
 
     fixture.proxy.clear()
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not shard.available:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: shard.available)
     assert fixture.count() == counted
     await fixture.until(answered)
     # A busy machine can be slower than the timeout once more, and is then well again.
@@ -132,15 +129,11 @@ async def test_replies_that_trickle(fixture: Fixture, monkeypatch: pytest.Monkey
     fixture.proxy.surplus = b"$4000\r\n" + bytes(4_000)
     fixture.proxy.trickle = True
     await fixture.until(lambda _: not shard.available)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while "no whole reply for" not in fixture.health.faults["store"]:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: "no whole reply for" in fixture.health.faults["store"])
 
     fixture.proxy.clear()
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not shard.available:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: shard.available)
     await fixture.until(answered)
 
 
@@ -161,7 +154,7 @@ async def undo(fixture: Fixture) -> Background:
     """What gives back a charge of 3 that was counted."""
     assert await fixture.until(answered)
     await charged(fixture.store, [[hit(2)]])
-    now = fixture.store.shards[0].now_us()
+    now = fixture.store.shards[0].server.clock.now_us()
     window_us = hit().spec.window_us
     receipt = Receipt(now, now - now % window_us + window_us)
     return Background([[hit(3)._replace(refund=True, receipt=receipt)]])
@@ -176,9 +169,7 @@ async def test_give_back_whose_reply_is_lost(fixture: Fixture) -> None:
 
     shard.charge(errand)
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not fixture.stats.lost_give_backs:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: bool(fixture.stats.lost_give_backs))
     await fixture.until(answered)
     assert fixture.stats.lost_give_backs == {"unknown": 1}
     assert fixture.count() == 1
@@ -192,15 +183,11 @@ async def test_give_back_that_is_refused(fixture: Fixture) -> None:
     with redis.Redis.from_url(fixture.server.url) as client:
         client.replicaof("127.0.0.1", "1")
         shard.charge(errand)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not shard._batches._held:
-                await asyncio.sleep(0)
+        await eventually(lambda: "READONLY" in str(fixture.health.faults))
 
         client.replicaof("NO", "ONE")
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while fixture.count():
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not fixture.count())
     assert fixture.stats.lost_give_backs == {}
 
 
@@ -209,9 +196,7 @@ async def test_too_many_give_backs_wait(fixture: Fixture, caplog: pytest.LogCapt
     await fixture.start(timeout_us=5_000_000)
     (shard,) = fixture.store.shards
     fixture.server.kill()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while shard.available:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not shard.available)
     told: list[object] = []
 
     with caplog.at_level(logging.WARNING):
@@ -273,12 +258,10 @@ async def test_surplus_reply_while_nothing_is_charged(fixture: Fixture, surplus:
     await fixture.start(timeout_us=5_000_000)
     await fixture.until(answered)
     (shard,) = fixture.store.shards
-    first = shard._server.connection
+    first = shard.server.connection
 
     fixture.proxy.surplus = surplus
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while shard._server.connection is first:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: shard.server.connection is not first)
 
     await fixture.until(answered)
     assert shard.processes == 1

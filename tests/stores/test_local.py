@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import pytest
@@ -22,7 +22,7 @@ from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged
 from tests.stores.cases import hit as minutely
-from tests.stores.redis_store import GENEROUS_US, started
+from tests.stores.redis_store import GENEROUS_US, eventually, started
 
 
 def store_at(server: RedisServer) -> RedisStore:
@@ -34,8 +34,8 @@ def hang(server: RedisServer, *stores: RedisStore) -> None:
     server.stop()
     for store in stores:
         for shard in store.shards:
-            assert shard._server.connection is not None
-            shard._server.connection.close("it hangs")
+            assert shard.server.connection is not None
+            shard.server.connection.close("it hangs")
 
 
 def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
@@ -49,9 +49,8 @@ async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
     found = [store_at(own_redis) for _ in range(3)]
     for store in found:
         await started(store)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while any(shard.processes != 3 for store in found for shard in store.shards):
-            await asyncio.sleep(0.01)
+    shards = [shard for store in found for shard in store.shards]
+    await eventually(lambda: {shard.processes for shard in shards} == {3})
     yield found
     for store in found:
         await store.close()
@@ -286,8 +285,8 @@ async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     store = store_at(own_redis)
     await started(store)
     (shard,) = store.shards
-    assert shard._server._ahead_us is not None
-    shard._server._ahead_us -= MINUTE  # as after a step of the server's clock
+    assert shard.server.clock.ahead_us is not None
+    shard.server.clock.ahead_us -= MINUTE  # as after a step of the server's clock
 
     ((outcome,),) = await charged(store, [[hit()]])
 
@@ -328,15 +327,10 @@ class Behind:
         await self.store.close()
         await self.proxy.close()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0.02)
-
     async def outage(self) -> None:
         """Ends all connections, and lets none be made, until `proxy.refuse` is taken back."""
         self.proxy.refuse = True
-        await self.until(lambda: not self.shard.available)
+        await eventually(lambda: not self.shard.available)
 
     async def hold(self) -> None:
         """Lets nothing through any more, until charges are counted here at once."""
@@ -375,10 +369,10 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
     for _ in range(2):
         before = sum(behind.counts(keys))
         behind.proxy.clear()
-        await behind.until(partial(_more, behind, keys, before))
+        await eventually(partial(_more, behind, keys, before))
         if fault == "cut":
             behind.proxy.cut = True
-            await behind.until(lambda: not behind.proxy.cut)
+            await eventually(lambda: not behind.proxy.cut)
         elif fault == "hold":
             await behind.hold()
         else:
@@ -387,7 +381,7 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
                 await charged(behind.store, [[hit(key="probe")]])
     behind.proxy.clear()
 
-    await behind.until(lambda: min(behind.counts(keys)) >= 3)
+    await eventually(lambda: min(behind.counts(keys)) >= 3)
     if behind.connections == 1:  # what was counted as a connection was lost is counted again
         assert set(behind.counts(keys)) == {3}
 
@@ -442,13 +436,11 @@ async def test_node_that_goes_while_it_is_told(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[hit(3, key=key)] for key in keys])
     behind.proxy.refuse = False
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not behind.shard._debts.under_way:
-            await asyncio.sleep(0)
+    await eventually(lambda: bool(behind.counts(keys)))
 
     await behind.shard.retire(lambda _: None)
 
-    left = {one[0].key for requests, _ in behind.shard.debts() for one in requests}
+    left = {one[0].key for requests, _ in behind.shard.uncounted() for one in requests}
     told = behind.counts(keys)
     assert left | {hit(key=key).key for key, count in zip(keys, told, strict=True) if count} == {
         *(hit(key=key).key for key in keys),
@@ -468,11 +460,11 @@ async def test_what_is_over_is_told_to_nobody(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[one], [last]])
     ends = asyncio.get_running_loop().time() + 2.1
-    await behind.until(lambda: asyncio.get_running_loop().time() > ends)
+    await eventually(lambda: asyncio.get_running_loop().time() > ends)
 
     behind.proxy.refuse = False
 
-    await behind.until(lambda: behind.counts(["b"]) == [3])
+    await eventually(lambda: behind.counts(["b"]) == [3])
     assert behind.counts(["a"]) == [0]
 
 
@@ -484,7 +476,7 @@ async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[one._replace(lease=b"%8d" % number)] for number in range(400)])
     behind.proxy.refuse = False
-    await behind.until(lambda: behind.shard.available)
+    await eventually(lambda: behind.shard.available)
     behind.stats.store_errors.clear()
 
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -492,6 +484,7 @@ async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
         while remaining > 9_600:
             ((outcome,),) = await charged(behind.store, [[one._replace(addend=0)]])
             assert behind.shard.available
+            # `ShardState.waiting` has batches only, and what is not sent can be one large batch.
             waiting = behind.shard._batches._queues[0]
             assert sum(len(part.requests) - part.sent for part in waiting) <= 1
             if outcome and not outcome.local:
@@ -508,7 +501,7 @@ async def test_many_counters_are_told_between_charges(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[hit(3, key=key)] for key in keys])
     behind.proxy.refuse = False
-    await behind.until(lambda: behind.shard.available)
+    await eventually(lambda: behind.shard.available)
 
     told, most = sum(behind.counts(keys)), 0
     async with asyncio.timeout(PATIENCE_SECONDS):

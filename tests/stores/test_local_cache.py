@@ -17,12 +17,11 @@ from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Wanted, alw
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over
+from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over, refund
 from tests.stores.conftest import Time
-from tests.stores.redis_store import GENEROUS_US, started
+from tests.stores.redis_store import GENEROUS_US, eventually, started
 
 
 class Counting:
@@ -46,7 +45,7 @@ class Counting:
     def let_go(self) -> None:
         self.held = None
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         return 0
 
     async def start(self) -> None: ...
@@ -59,7 +58,7 @@ class Counting:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         def came(settled: list[Settled]) -> None:
             self._clock.now_us += self.way_us
@@ -69,7 +68,7 @@ class Counting:
                 self.held.append(lambda: done(settled))
 
         self.asked += len(requests)
-        self._memory.charge(requests, came, wanted, deadline_us, rank)
+        self._memory.charge(requests, came, wanted, deadline_us, priority)
 
 
 class Fixture:
@@ -168,7 +167,7 @@ NEVER_CACHED = {
     "count_denied": hit(count_denied=True),
     "peek": hit(0),
     "several hits": hit(2),
-    "refund": hit(refund=True),
+    "refund": refund(hit()),
 }
 
 
@@ -216,7 +215,7 @@ async def test_own_refund_is_known_at_once(fixture: Fixture) -> None:
     """What this process gives back can be taken at once."""
     await fixture.charge([FULL], [hit()])
 
-    await fixture.charge([hit(refund=True)])
+    await fixture.charge([refund(hit())])
 
     assert await fixture.charge([hit()]) == [[Outcome(False, 0, MINUTE, 1)]]
 
@@ -258,7 +257,7 @@ async def test_refund_while_a_denial_is_under_way(fixture: Fixture) -> None:
     (answer,) = held
     fixture.store.let_go()
     fixture.time.now_us += 1
-    await fixture.charge([hit(refund=True)])
+    await fixture.charge([refund(hit())])
 
     answer()
 
@@ -299,13 +298,12 @@ async def test_denied_by_a_charge_that_is_given_back_late(own_redis: RedisServer
             await asyncio.sleep(0)
         while not client.get(one.key):
             pass  # nor is anything read meanwhile
+        # No deadline ends just between the count and the read of its reply.
         ((_, _, asked),) = store._waiting
         asked.expire(elapsed_us())  # its time is over before its reply is read
         assert told == [[[None]]]
         ((denied,),) = await charged(cache, [[one]])
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not shard.idle:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: shard.idle)
 
     assert denied is not None
     assert denied.over

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +15,18 @@ import redis
 
 import ratelimit_service
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.model import Hit
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.address import parse_store
 from ratelimit_service.stores.redis.batch import Background
-from ratelimit_service.stores.redis.connection import crosses_slots, is_refused
+from ratelimit_service.stores.redis.error_replies import crosses_slots, is_refused
 from tests.servers.cluster import SLOTS
 from tests.servers.process import PATIENCE_SECONDS, wait_until
+from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, charged, hit
-from tests.stores.redis_store import Fixture, started
+from tests.stores.redis_store import Fixture, eventually, started
 
 
 def _take_all_slots(client: redis.Redis) -> None:
@@ -179,22 +183,75 @@ async def test_what_is_denied_at_the_first_refusal_is_free(slots_redis: RedisSer
     await fixture.store.close()
 
 
-async def test_what_no_slot_can_take_is_not_sent_for_ever(slots_redis: RedisServer) -> None:
-    """A give-back over several slots, of before the server enforced them, is told as lost."""
+@pytest.fixture
+async def ring_proxies(
+    own_redis: RedisServer, redis_server: RedisServer
+) -> AsyncIterator[list[Proxy]]:
+    """The ways to two servers that do not enforce slots."""
+    redis_server.flush()
+    proxies = [Proxy(own_redis.port), Proxy(redis_server.port)]
+    yield proxies
+    for proxy in proxies:
+        await proxy.close()
+
+
+async def test_a_server_that_enforces_slots_before_hits_are_given_back(
+    own_redis: RedisServer, slots_redis: RedisServer, ring_proxies: list[Proxy]
+) -> None:
+    """Hits of several slots are given back once, by slot, to a server that enforces them by now."""
+    first, second = ring_proxies
+    members = [f"127.0.0.1:{await proxy.start()}" for proxy in ring_proxies]
+    fixture = Fixture(f"redis+ring://{','.join(members)}", 60_000_000)
+    store = fixture.store
+    await started(store)
+    homes: dict[str, list[Hit]] = {member: [] for member in members}
+    for number in range(100):
+        one = hit(2, limit=10, key=str(number), window_us=YEAR)
+        homes[store.shard_of(one)].append(one)
+    hits, full = homes[members[0]][:5], homes[members[1]][0]._replace(addend=100)
+    shard = next(shard for shard in store.shards if shard.name == members[0])
+    assert len({slot_of(one.key) for one in hits}) > 1
+    await charged(store, [hits])
+
+    keys = [one.key for one in hits]
+    second.hold = True
+    denied = asyncio.create_task(charged(store, [[*hits, full]]))
+    with redis.Redis(port=own_redis.port) as before, redis.Redis(port=slots_redis.port) as after:
+        counted = before.mget(keys)
+        await eventually(lambda: before.mget(keys) != counted and shard.idle)
+        first.refuse = True
+        await eventually(lambda: not shard.available)
+        second.hold = False
+        await eventually(lambda: shard.state("").waiting == 1)
+        for key in keys:
+            after.restore(key, 0, before.dump(key))
+    first.target, first.refuse = slots_redis.port, False
+    await denied
+
+    peeks = [[one._replace(addend=0)] for one in hits]
+    left = [outcome and outcome.remaining for (outcome,) in await charged(store, peeks)]
+    assert left == [8] * len(hits)
+    assert fixture.stats.lost_give_backs == {}
+    await store.close()
+
+
+async def test_outcomes_of_what_is_sent_again_by_slot(slots_redis: RedisServer) -> None:
+    """What is told of each request has its outcomes in the order of its hits."""
     fixture = Fixture(slots_redis.url)
     await started(fixture.store)
     (shard,) = fixture.store.shards
-    told: list[object] = []
+    told: list[Outcomes | None] = []
 
-    refunds = [hit(key=f"user {number}", window_us=YEAR)._replace(refund=True) for number in (1, 2)]
-    shard.charge(Background([refunds], told.append))
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not told:
-            await asyncio.sleep(0.01)
+    requests = [
+        [hit(addend, limit=10, key=f"{call} {addend}", window_us=YEAR) for addend in range(1, 6)]
+        for call in range(3)
+    ]
+    shard.charge(Background(requests, told.append))
+    await eventually(lambda: len(told) == len(requests))
 
-    assert told == [None]
-    assert fixture.stats.lost_give_backs["refused"] == 2
-    assert shard.available
+    remaining = [[outcome and outcome.remaining for outcome in found or []] for found in told]
+    assert remaining == [[9, 8, 7, 6, 5]] * len(requests)
+    assert fixture.stats.lost_give_backs == {}
     await fixture.store.close()
 
 

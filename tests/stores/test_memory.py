@@ -11,7 +11,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
-from tests.stores.cases import BROKEN, MINUTE, SECOND, charged, hit, over
+from tests.stores.cases import BROKEN, MINUTE, SECOND, charged, hit, over, refund
 from tests.stores.conftest import Time
 
 
@@ -38,7 +38,7 @@ async def test_peeks_and_denied_hits_take_no_room(clock: Time) -> None:
     """Only what is counted is stored."""
     store, _, _ = small_store(clock)
 
-    await fill(store, hit(0), hit(6), hit(3, refund=True))
+    await fill(store, hit(0), hit(6), refund(hit(3)))
 
     assert len(store) == 0
 
@@ -290,7 +290,7 @@ async def test_fault_of_ours_is_of_one_request(clock: Time, max_counters: int) -
         [UNKNOWN],
         [hit(3), UNKNOWN],
         [hit(), log, hit(key="new"), UNKNOWN],
-        [hit(refund=True), UNKNOWN],
+        [refund(hit()), UNKNOWN],
         [hit(6), UNKNOWN],
     ]
     requests = [each for bad in failing for each in ([hit()], bad)]

@@ -54,6 +54,7 @@ class Held:
         await started(self.store)
         (self.shard,) = self.store.shards
         assert await self.fixture.hit() != [None]
+        # A loop that is busy writes later than it is asked to, which nobody can bring about.
         assert self.connection._transport is not None
         late = Late(self.connection._transport)
         self.connection._transport = cast(asyncio.WriteTransport, late)
@@ -61,7 +62,7 @@ class Held:
 
     @property
     def connection(self) -> RedisConnection:
-        connection = self.shard._server.connection
+        connection = self.shard.server.connection
         assert connection is not None
         return connection
 
@@ -233,7 +234,7 @@ def test_time_after_the_last_read_is_not_the_servers(own_redis: RedisServer) -> 
         await held.charge()
         hold(began_us + TIMEOUT_US // 2)
         await held.leave()
-        while held.store._timer is not None:
+        while held.store._timer is not None:  # until it has fired
             await asyncio.sleep(0)
         hold(elapsed_us() + AFTER_US)
         assert not held.answers
@@ -295,7 +296,7 @@ def test_pings_of_a_process_with_long_turns(own_redis: RedisServer) -> None:
             while held.connection.waiting_since_us is not None:
                 await asyncio.sleep(0)
             while not held.shard.available:
-                if held.connection._leaving:
+                if held.connection._leaving:  # a ping is about to leave
                     pings += 1
                     await held_back(held, elapsed_us() + AFTER_US)
                 await asyncio.sleep(0)
@@ -313,7 +314,7 @@ def test_errands_of_a_process_with_long_turns(
 
     async def walk(held: Held) -> None:
         asked = asyncio.create_task(held.store.command(hit().key, "ECHO", "word"))
-        while not held.connection._leaving:
+        while not held.connection._leaving:  # until the command is about to leave
             await asyncio.sleep(0)
         await held_back(held, elapsed_us() + AFTER_US)
 

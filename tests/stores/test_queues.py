@@ -10,7 +10,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import queue_key, shared_key, slot_of
 from ratelimit_service.stores.queues import Queue
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from ratelimit_service.stores.redis.queues import RedisQueues
 from tests.servers.redis import RedisServer
 from tests.stores.redis_store import started
@@ -84,7 +84,8 @@ async def test_all_queues_are_listed(topology: RedisStore) -> None:
 async def test_what_a_worker_reads(redis_server: RedisServer) -> None:
     """Items lie in a stream under the key that is told, in their order, whatever is in them."""
     redis_server.flush()
-    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), key_prefix="mine:")
+    layout = Layout(key_prefix="mine:")
+    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), layout=layout)
     await started(store)
     queues = RedisQueues(store, 100)
     odd = [{"request": "\r\n\x00\u202e", "metadata": ""}]

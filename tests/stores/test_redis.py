@@ -11,12 +11,12 @@ import redis
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.stores import Outcomes, Settled
-from ratelimit_service.stores.redis import batches
+from ratelimit_service.stores.redis import call_window
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, YEAR, charged, hearing, hit
-from tests.stores.redis_store import COUNTERS, Fixture, started
+from tests.stores.redis_store import COUNTERS, Fixture, eventually, started
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
 ) -> None:
     """As long as for the last reply, and four times as long for each two script calls before it.
 
-    So there is time left if the server is slower than it was. What is of a higher rank does not
+    So there is time left if the server is slower than it was. What is of a larger priority does not
     stand before it.
     """
     # Nothing is forgotten if the machine is slow to stop the server.
-    monkeypatch.setattr(batches, "_FORGOTTEN_US", 60_000_000)
+    monkeypatch.setattr(call_window, "_FORGOTTEN_US", 60_000_000)
     fixture = Fixture(own_redis.url, timeout_us=60_000_000)
     await started(fixture.store)
     await fixture.hit()
@@ -143,7 +143,7 @@ async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
 
     for _ in range(125):
         requests = [[hit(key=f"{number}")] for number in range(16)]
-        fixture.store.charge(requests, lambda _: None, rank=7)
+        fixture.store.charge(requests, lambda _: None, priority=7)
     while fixture.store.shard_states()[0].under_way < 2:
         await asyncio.sleep(0)
 
@@ -153,7 +153,7 @@ async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
     fixture.store.charge([[hit(key="other")]], lambda _: None)
     while fixture.store.shard_states()[0].under_way < 3:
         await asyncio.sleep(0)
-    # A call of few, before which those of a higher rank stand back, tells not how many fit.
+    # A call of few, before which those of a larger priority stand back, tells not how many fit.
     assert fixture.store.wait_us(7) == reply_us + reply_us * 4 * (125 * 16 - 256) // 256
     own_redis.cont()
     await fixture.store.close()
@@ -216,14 +216,14 @@ async def test_what_nobody_wants_takes_no_room(own_redis: RedisServer) -> None:
 
 
 async def test_who_has_much_under_way_comes_after_others(own_redis: RedisServer) -> None:
-    """Before 2,000 requests of a higher rank that wait, one of the lowest is sent at once."""
+    """Before 2,000 requests of a larger priority that wait, one of the lowest is sent at once."""
     fixture = Fixture(own_redis.url, timeout_us=60_000_000)
     await started(fixture.store)
     order: list[str] = []
 
-    def charge(name: str, count: int, rank: int) -> None:
+    def charge(name: str, count: int, priority: int) -> None:
         requests = [[hit(key=f"{name}{number}")] for number in range(count)]
-        fixture.store.charge(requests, lambda _: order.append(name), rank=rank)
+        fixture.store.charge(requests, lambda _: order.append(name), priority=priority)
 
     own_redis.stop()
     for _ in range(125):
@@ -253,7 +253,7 @@ async def test_what_waits_too_long_goes_though_others_come_first(own_redis: Redi
     deadline_us = elapsed_us() + 10_000
 
     own_redis.stop()
-    fixture.store.charge([[hit()]], lambda _: ended.append(0), deadline_us=deadline_us, rank=7)
+    fixture.store.charge([[hit()]], lambda _: ended.append(0), deadline_us=deadline_us, priority=7)
     while elapsed_us() <= deadline_us:
         pass  # nothing is sent yet
     for _ in range(4):
@@ -304,9 +304,7 @@ async def test_a_server_that_is_sick_by_turns_is_told_of_once(
         while shard.available:
             await fixture.hit()
         own_redis.cont()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not shard.available:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: shard.available)
 
     assert sum(["is sick" in each.getMessage() for each in caplog.records]) == 1
     await fixture.store.close()

@@ -9,11 +9,12 @@ import redis
 
 from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.model import MAX_ADDEND, Calendar, Limit, Outcome, Unit
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.script import SCRIPT, arguments, read
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit
+from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit, refund
 from tests.stores.conftest import Time
 from tests.stores.redis_store import COUNTERS
 
@@ -74,7 +75,9 @@ def told_ms(client: redis.Redis, key: bytes) -> tuple[float, int]:
     return seconds * 1_000 + micros / 1_000, left_ms
 
 
-async def test_no_number_fails_a_script_call(redis_store: RedisStore, clock: Time) -> None:
+async def test_no_number_fails_a_script_call(
+    redis_store: RedisStore, clock: Time, stats: Stats
+) -> None:
     """The largest numbers of rules and callers fail nothing that is counted beside them."""
     windows = [(Unit.YEAR, 285), (Unit.YEAR, 1), (Unit.SECOND, 1)]
     limits = [
@@ -96,7 +99,7 @@ async def test_no_number_fails_a_script_call(redis_store: RedisStore, clock: Tim
 
     answers = await charged(redis_store, [*requests, [hit()]])
 
-    assert redis_store._stats.store_errors == {}
+    assert stats.store_errors == {}
     assert all(outcome and 0 <= outcome.reset_us < 2**55 for (outcome,) in answers)
     assert answers[-1] == [Outcome(False, 4, MINUTE, 1)]
 
@@ -219,6 +222,6 @@ async def test_peeks_and_refunds_make_no_keys(
     redis_store: RedisStore, redis_server: RedisServer
 ) -> None:
     """Only what is counted is stored."""
-    await charged(redis_store, [[hit(0)], [hit(6)], [hit(3, refund=True)]])
+    await charged(redis_store, [[hit(0)], [hit(6)], [refund(hit(3))]])
 
     assert list(redis.Redis.from_url(redis_server.url).scan_iter(COUNTERS)) == []

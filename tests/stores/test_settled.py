@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.stores import Verdict, judge
-from tests.stores.cases import hit
+from tests.stores.cases import hit, refund
 
 OPEN, CLOSED, ERROR, LOCAL = FailurePolicy
 PASSED, OVER = Outcome(False, 4, 1, 1), Outcome(True, 0, 1, 0)
 HERE, OVER_HERE = PASSED.replaced(local=True), OVER.replaced(local=True)
 
-CHARGE, BACK = hit(), hit(refund=True)
+CHARGE, BACK = hit(), refund(hit())
 JOINED = CHARGE._replace(joined=True)
 SHADOW, QUOTA = hit(mode=Mode.SHADOW), hit(mode=Mode.QUOTA)
 

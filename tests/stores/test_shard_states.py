@@ -7,11 +7,11 @@ import asyncio
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import ShardState
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import Layout, RedisStore
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.redis_store import started
+from tests.stores.redis_store import eventually, started
 
 
 async def states(store: RedisStore) -> list[ShardState]:
@@ -53,14 +53,16 @@ async def told(url: str, kind: str, count: int) -> None:
 async def test_a_server_that_is_away_has_no_address(own_redis: RedisServer) -> None:
     """While a server is away it has neither address nor round trip; of two stores both are told."""
     store = RedisStore(
-        own_redis.url, 5_000_000, Stats(), Health(), second_url=f"{own_redis.url[:-1]}1"
+        own_redis.url,
+        5_000_000,
+        Stats(),
+        Health(),
+        layout=Layout(second_url=f"{own_redis.url[:-1]}1"),
     )
     await started(store)
     assert [each.kind for each in await states(store)] == ["server", "server, second store"]
 
     own_redis.kill()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while any(each.address for each in store.shard_states()):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not any(each.address for each in store.shard_states()))
     assert [each.round_trip_us for each in store.shard_states()] == [None, None]
     await store.close()

@@ -18,6 +18,7 @@ from tests.stores.cases import T
 
 pytestmark = pytest.mark.skipif(compiled(), reason="no short way can be taken away from it")
 
+# The package's table is replaced by one of the same length.
 SETTLED = [(count | 0x8000).to_bytes(2, "big") for count in range(script._MOST_LEADS)]
 """The first bytes of requests that say of themselves that they are to be settled."""
 

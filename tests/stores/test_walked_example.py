@@ -42,8 +42,8 @@ test_any_microsecond_of_this_century = test_cases.test_any_microsecond_of_this_c
 
 
 @pytest.fixture
-async def sqlite_store(tmp_path: Path, clock: Time) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(str(tmp_path / "counters"), 10_000_000, Stats(), Health(), clock)
+async def sqlite_store(tmp_path: Path, clock: Time, stats: Stats) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(str(tmp_path / "counters"), 10_000_000, stats, Health(), clock)
     await store.start()
     yield store
     await store.close()
@@ -64,7 +64,7 @@ async def test_random_walk(
     walked = 0
     while walked < 600:
         clock.now_us += chance.choice(test_cases.PAUSES_US)
-        requests = [test_cases._random_hits(chance) for _ in range(chance.choice([1, 2, 30]))]
+        requests = [test_cases.random_hits(chance) for _ in range(chance.choice([1, 2, 30]))]
         walked += sum(map(len, requests))
 
         assert await charged(chance.choice([sqlite_store, other]), requests) == await charged(

@@ -15,7 +15,7 @@ from tests.servers.process import free_port
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (0, "0 s"),
         (52.2, "53 s"),
@@ -31,9 +31,9 @@ from tests.servers.process import free_port
         (200_000, "2 d 8 h"),
     ],
 )
-def test_times_to_come(seconds: float, told: str) -> None:
+def test_times_to_come(seconds: float, text: str) -> None:
     """A time to come has its two largest units, and is never told too short."""
-    assert lasting(seconds) == told
+    assert lasting(seconds) == text
 
 
 def test_moments_have_whole_seconds() -> None:
@@ -51,7 +51,7 @@ def test_what_is_no_utf8() -> None:
 
 def test_reasons_have_no_numbers(tmp_path: Path) -> None:
     """A reason is words; numbers of the system and places in its source are left out."""
-    said = []
+    reasons = []
     for fails in (
         (tmp_path / "none").read_text,
         lambda: socket.create_connection(("127.0.0.1", free_port())),
@@ -61,11 +61,11 @@ def test_reasons_have_no_numbers(tmp_path: Path) -> None:
         try:
             fails()
         except OSError as error:
-            said.append(reason(error))
+            reasons.append(reason(error))
 
-    assert len(said) == 4
-    assert said[:2] == ["No such file or directory", "Connection refused"]
-    assert not any("[" in each or "_ssl" in each for each in said)
+    assert len(reasons) == 4
+    assert reasons[:2] == ["No such file or directory", "Connection refused"]
+    assert not any("[" in each or "_ssl" in each for each in reasons)
     several = OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 1] no")
     assert reason(several) == "Multiple exceptions: Connect call failed, no"
 

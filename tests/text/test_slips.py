@@ -14,7 +14,7 @@ LEVEL = "lines of one level begin at the same column"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("a: [,", "a value must stand here"),
         ("a:\n- b\nc", "behind a key must stand a colon and a space"),
@@ -36,16 +36,16 @@ LEVEL = "lines of one level begin at the same column"
         ("[a]\n[b]", f"nothing may stand here: {LEVEL}"),
     ],
 )
-def test_yaml(text: str, said: str) -> None:
+def test_yaml(text: str, words: str) -> None:
     """Whatever YAML finds is said in words that people know who write it now and then."""
-    with pytest.raises(yaml.MarkedYAMLError) as found:
+    with pytest.raises(yaml.MarkedYAMLError) as raised:
         list(yaml.compose_all(text, yaml.CSafeLoader))
 
-    assert said in slip(found.value, text)[1]
+    assert words in slip(raised.value, text)[1]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         (b'{"a":\n1,}', "line 2, column 3: a name in double quotes must stand here"),
         (b'"\xff"', "it has text that is no UTF-8"),
@@ -53,10 +53,10 @@ def test_yaml(text: str, said: str) -> None:
         (b"9" * 5_000, "a number has too many digits"),
     ],
 )
-def test_json(text: bytes, said: str) -> None:
+def test_json(text: bytes, words: str) -> None:
     """What is wrong is said with its line and its column, where it has one place."""
-    with pytest.raises((ValueError, RecursionError)) as found:
+    with pytest.raises((ValueError, RecursionError)) as raised:
         json.loads(text)
 
-    assert isinstance(found.value, ValueError | RecursionError)
-    assert json_slip(found.value) == said
+    assert isinstance(raised.value, ValueError | RecursionError)
+    assert json_slip(raised.value) == words

@@ -7,10 +7,11 @@ worked out when these are compiled; of others it costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Plan
-from ratelimit_service.limiter.statuses import shown, statuses_of
+from ratelimit_service.limiter.statuses import reported_limit, statuses_of
 from ratelimit_service.model import (
     Code,
     Header,
@@ -25,50 +26,28 @@ from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Granted, Outcomes, Settled
 
-__all__ = ["Addition", "Said", "Told"]
+__all__ = ["Addition", "CountedAddition", "DecisionContext", "ResponseExtras"]
 
 
-class Told:
+@dataclass(slots=True)
+class DecisionContext:
     """What is known of a request that passes, or is denied.
 
-    `outcomes` has one for each hit of each plan. `request` is there if an addition needs it.
-    `lease` is the id of the leases that the request takes, empty if it takes none. `ban_us` is how
-    long a banned request is to wait, None if its bans have no end. `clock` is Unix time in
-    microseconds.
+    `outcomes` has one for each hit of each plan; None where there is none. `request` is there if an
+    addition needs it. `clock` is Unix time in microseconds. `lease` is the id of the leases that
+    the request takes, empty if it takes none. `ban_us` is how long a banned request is to wait,
+    None if its bans have no end.
     """
 
-    __slots__ = (
-        "_statuses",
-        "ban_us",
-        "clock",
-        "lease",
-        "outcomes",
-        "plans",
-        "request",
-        "settings",
-        "settled",
-    )
-
-    def __init__(
-        self,
-        request: Request | None,
-        plans: Sequence[Plan],
-        outcomes: Sequence[Outcomes],
-        settled: Settled,
-        settings: Settings,
-        clock: Callable[[], int],
-        lease: bytes = b"",
-        ban_us: int | None = None,
-    ) -> None:
-        self.request = request
-        self.plans = plans
-        self.outcomes = outcomes
-        self.settled = settled
-        self.settings = settings
-        self.clock = clock
-        self.lease = lease
-        self.ban_us = ban_us
-        self._statuses: tuple[Status, ...] = ()
+    request: Request | None
+    plans: Sequence[Plan]
+    outcomes: Sequence[Outcomes]
+    settled: Settled
+    settings: Settings
+    clock: Callable[[], int]
+    lease: bytes = b""
+    ban_us: int | None = None
+    _statuses: tuple[Status, ...] = field(default=(), init=False)
 
     @property
     def passes(self) -> bool:
@@ -79,8 +58,8 @@ class Told:
         """What the answer says of each descriptor."""
         if not self._statuses:
             pairs = zip(self.plans, self.outcomes, strict=True)
-            spoken = [shown(planned, each) for planned, each in pairs]
-            self._statuses = statuses_of(self.plans, spoken, self.ban_us)
+            reported = [reported_limit(planned, several) for planned, several in pairs]
+            self._statuses = statuses_of(self.plans, reported, self.ban_us)
         return self._statuses
 
     def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:
@@ -88,25 +67,25 @@ class Told:
 
         A hit that a grant has given is the one on the grant's counter.
         """
-        found: list[tuple[CompiledLimit, Hit, Outcome]] = []
+        passed: list[tuple[CompiledLimit, Hit, Outcome]] = []
         if not self.passes:
-            return found
+            return passed
         settled = self.settled
         charged = settled.hits if isinstance(settled, Granted) else ()
-        begin = 0
-        for planned, each in zip(self.plans, self.outcomes, strict=True):
-            hits = charged[begin : begin + len(planned.hits)] if charged else planned.hits
-            begin += len(planned.hits)
+        start = 0
+        for planned, outcomes in zip(self.plans, self.outcomes, strict=True):
+            hits = charged[start : start + len(planned.hits)] if charged else planned.hits
+            start += len(planned.hits)
             if planned.refund:
                 continue
-            for limit, hit, outcome in zip(planned.rule.limits, hits, each, strict=True):
+            for limit, hit, outcome in zip(planned.rule.limits, hits, outcomes, strict=True):
                 if outcome is not None and not outcome.over:
-                    found.append((limit, hit, outcome))
-        return found
+                    passed.append((limit, hit, outcome))
+        return passed
 
 
-class Said:
-    """What additions say; each adds to it in its turn."""
+class ResponseExtras:
+    """What an answer says beside its statuses; each addition adds to it in its turn."""
 
     __slots__ = ("_waits", "body", "holds_us", "metadata", "request_headers", "response_headers")
 
@@ -120,7 +99,7 @@ class Said:
         """How long the same request is denied, for clients that remember that; 0 says nothing."""
         self._waits = False
 
-    def retry_after(self, told: Told) -> None:
+    def retry_after(self, context: DecisionContext) -> None:
         """Says when a denied caller may come back; once, however many ask for it.
 
         That is when all limits that deny have room again, as Envoy's own `Retry-After` has it, or
@@ -128,37 +107,13 @@ class Said:
         """
         resets_us = [
             status.reset_us
-            for status in told.statuses()
+            for status in context.statuses()
             if status.code is Code.OVER_LIMIT and status.reset_us is not None
         ]
-        if resets_us and not told.passes and not self._waits:
+        if resets_us and not context.passes and not self._waits:
             self._waits = True
             wait = str(whole_seconds(max(resets_us)))
             self.response_headers.append(Header("Retry-After", wait))
-
-
-class OfLimits:
-    """The base of additions that no setting asks for, but some limits do."""
-
-    needs_request = False
-    of_bans = False
-
-    def wanted(self, settings: Settings) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
-
-    def speaks_of(
-        self,
-        settings: Settings,  # noqa: ARG002
-        rule: Rule | None,  # noqa: ARG002
-        limits: Sequence[Limit],
-    ) -> bool:
-        """Of rules with such a limit."""
-        return any(self.asked_by(limit) for limit in limits)
-
-    def asked_by(self, limit: Limit) -> bool:
-        """Whether a limit asks for it."""
-        raise NotImplementedError
 
 
 class Addition(Protocol):
@@ -166,19 +121,43 @@ class Addition(Protocol):
 
     needs_request: bool
     """Whether it reads the request itself, which then cannot be planned from its bytes alone."""
-    of_bans: bool
+    covers_bans: bool
     """Whether it may have something to say of a ban, too. Then it is asked of every ban, and finds
     out itself what the ban's rule and the settings chose."""
 
-    def wanted(self, settings: Settings) -> bool:
+    def enabled(self, settings: Settings) -> bool:
         """Whether the settings ask for it."""
 
-    def speaks_of(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
+    def applies_to(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
         """Whether it may have something to say of a rule with these limits.
 
         There are none where no rule is met, or an unlimited one. A limit that a caller brings has
         no rule.
         """
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Adds what it has to say of a request, if anything."""
+
+
+class CountedAddition:
+    """The base of additions that speak of what is counted, whatever the settings are."""
+
+    needs_request = False
+    covers_bans = False
+
+    def enabled(self, settings: Settings) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def applies_to(
+        self,
+        settings: Settings,  # noqa: ARG002
+        rule: Rule | None,  # noqa: ARG002
+        limits: Sequence[Limit],
+    ) -> bool:
+        """Of rules with limits."""
+        return any(self.applies_to_limit(limit) for limit in limits)
+
+    def applies_to_limit(self, limit: Limit) -> bool:  # noqa: ARG002
+        """Whether it may have something to say of a limit."""
+        return True

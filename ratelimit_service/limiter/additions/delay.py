@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.limiter.additions.addition import OfLimits, Said, Told
+from ratelimit_service.limiter.additions.addition import (
+    CountedAddition,
+    DecisionContext,
+    ResponseExtras,
+)
 from ratelimit_service.model import Header, Hit, Limit
 
 __all__ = ["Delay"]
@@ -13,24 +17,24 @@ _HEADER: Final = "x-ratelimit-delay-ms"
 _MILLISECOND_US: Final = 1_000
 
 
-class Delay(OfLimits):
+class Delay(CountedAddition):
     """The longest delay of the request's queues, in whole milliseconds, rounded up."""
 
-    def asked_by(self, limit: Limit) -> bool:
+    def applies_to_limit(self, limit: Limit) -> bool:
         """Of queues."""
         return limit.max_wait_us > 0
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Says nothing of what is counted here alone: a share says nothing of the limit."""
         delays_us = []
-        for limit, hit, outcome in told.passed():
+        for limit, hit, outcome in context.passed():
             queued = limit.limit.max_wait_us and not outcome.local
             if queued and (outcome.charged or not hit.addend):
                 delays_us.append(outcome.reset_us - _own_us(hit))
         if delays_us:
             delay_ms = -(-max(0, *delays_us) // _MILLISECOND_US)
-            said.request_headers.append(Header(_HEADER, str(delay_ms)))
-            said.metadata["delay_ms"] = delay_ms
+            extras.request_headers.append(Header(_HEADER, str(delay_ms)))
+            extras.metadata["delay_ms"] = delay_ms
 
 
 def _own_us(hit: Hit) -> int:

@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.limiter.additions.addition import Said, Told
+from ratelimit_service.limiter.additions.addition import (
+    CountedAddition,
+    DecisionContext,
+    ResponseExtras,
+)
 from ratelimit_service.limiter.additions.names import policy_name, window_text
 from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import (
@@ -51,12 +55,12 @@ class _Denied(NamedTuple):
         """A sentence for people."""
         limit = self.limit
         if limit is not None:
-            said = f"The limit is {limit.requests_per_unit} {_how_often(limit)}."
+            text = f"The limit is {limit.requests_per_unit} {_how_often(limit)}."
         elif self.banned:
-            said = "Requests are denied."
+            text = "Requests are denied."
         else:
             return "Requests are denied for a moment."
-        return said if self.retry_after is None else f"{said} Try again in {self.retry_after} s."
+        return text if self.retry_after is None else f"{text} Try again in {self.retry_after} s."
 
 
 def _how_often(limit: Limit) -> str:
@@ -65,35 +69,30 @@ def _how_often(limit: Limit) -> str:
     return f"in {window_text(limit)}" if limit.multiplier > 1 else f"in 1 {window_text(limit)}"
 
 
-class DenialBody:
+class DenialBody(CountedAddition):
     """Says why, when to come back, and what the rule has to say to people."""
 
-    needs_request = False
-    of_bans = True
+    covers_bans = True
 
-    def wanted(self, settings: Settings) -> bool:  # noqa: ARG002
-        """Always: a rule can ask for it."""
-        return True
-
-    def speaks_of(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
+    def applies_to(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
         """Of what can be denied, where a body is asked for."""
         style = _style_of(settings, rule)
         return bool(limits) and (bool(style.template) or style.body is not Body.NONE)
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Says nothing of a request that passes. The first descriptor that is over speaks."""
-        if told.passes:
+        if context.passes:
             return
-        for planned, status in zip(told.plans, told.statuses(), strict=True):
+        for planned, status in zip(context.plans, context.statuses(), strict=True):
             if status.code is Code.OVER_LIMIT:
-                style = _style_of(told.settings, planned.declared)
+                style = _style_of(context.settings, planned.declared)
                 reset_us = status.reset_us
                 wait = None if reset_us is None else whole_seconds(reset_us)
                 banned = planned.rule.kind is Kind.BANNED
                 content_type, body = _body(_Denied(status.limit, wait, style, banned))
-                said.body = body.encode()
+                extras.body = body.encode()
                 if content_type and body:
-                    said.response_headers.append(Header("content-type", content_type))
+                    extras.response_headers.append(Header("content-type", content_type))
                 return
 
 
@@ -130,22 +129,22 @@ def _text(denied: _Denied) -> str:
 
 
 def _json(denied: _Denied) -> str:
-    said: dict[str, object] = {"error": "rate_limited", "message": denied.message}
+    fields: dict[str, object] = {"error": "rate_limited", "message": denied.message}
     if denied.limit is not None:
-        said["policy"] = policy_name(denied.limit)
-        said["limit"] = denied.limit.requests_per_unit
-    return json.dumps(said | _wait(denied) | _for_people(denied))
+        fields["policy"] = policy_name(denied.limit)
+        fields["limit"] = denied.limit.requests_per_unit
+    return json.dumps(fields | _wait(denied) | _for_people(denied))
 
 
 def _problem(denied: _Denied) -> str:
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "type": _QUOTA_EXCEEDED,
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
         "detail": denied.message,
     }
     if denied.limit is not None:
-        said["violated-policies"] = [policy_name(denied.limit)]
-    return json.dumps(said | _wait(denied) | _for_people(denied))
+        fields["violated-policies"] = [policy_name(denied.limit)]
+    return json.dumps(fields | _wait(denied) | _for_people(denied))
 
 
 def _wait(denied: _Denied) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ratelimit_service.limiter.additions.addition import Told
+from ratelimit_service.limiter.additions.addition import CountedAddition, DecisionContext
 from ratelimit_service.limiter.compiled import Kind, Plan
 from ratelimit_service.model import Code, HeaderSet, Limit, Status
 from ratelimit_service.rules.tree import Rule
@@ -31,42 +31,38 @@ def header_set_of(settings: Settings, rule: Rule | None) -> HeaderSet:
     return chosen
 
 
-class ChosenHeaders:
+class ChosenHeaders(CountedAddition):
     """Headers of one set. They speak of the descriptors whose rules chose it."""
 
-    needs_request = False
-    of_bans = True
+    covers_bans = True
 
     def __init__(self, chosen: HeaderSet) -> None:
         self.chosen = chosen
 
-    def wanted(self, settings: Settings) -> bool:  # noqa: ARG002
-        """Always: a rule can choose it."""
-        return True
-
-    def speaks_of(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
+    def applies_to(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
         """Of what is counted, where it is chosen."""
         return bool(limits) and header_set_of(settings, rule) is self.chosen
 
-    def _banned(self, told: Told) -> bool:
+    def _banned(self, context: DecisionContext) -> bool:
         """Whether a descriptor is banned that this set is chosen for."""
         return any(
             planned.rule.kind is Kind.BANNED
-            and header_set_of(told.settings, planned.declared) is self.chosen
-            for planned in told.plans
+            and header_set_of(context.settings, planned.declared) is self.chosen
+            for planned in context.plans
         )
 
-    def _of(self, told: Told) -> list[tuple[Plan, Outcomes, Status]]:
+    def _of(self, context: DecisionContext) -> list[tuple[Plan, Outcomes, Status]]:
         """The descriptors whose rules chose it, with their outcomes and statuses."""
         return [
             (planned, outcomes, status)
             for planned, outcomes, status in zip(
-                told.plans, told.outcomes, told.statuses(), strict=True
+                context.plans, context.outcomes, context.statuses(), strict=True
             )
-            if planned.rule.limits and header_set_of(told.settings, planned.declared) is self.chosen
+            if planned.rule.limits
+            and header_set_of(context.settings, planned.declared) is self.chosen
         ]
 
-    def _foremost(self, told: Told) -> Foremost | None:
+    def _foremost(self, context: DecisionContext) -> Foremost | None:
         """The status that matters most: one over its limit, then the one with the least remaining.
 
         None if nothing was counted.
@@ -79,7 +75,7 @@ class ChosenHeaders:
                 status.limit,
                 status.reset_us,
             )
-            for planned, _, status in self._of(told)
+            for planned, _, status in self._of(context)
             if status.limit is not None and status.reset_us is not None
         ]
         if not counted:

@@ -6,10 +6,10 @@ Both are lists of structured fields (RFC 9651), with an item for each limit of t
 from __future__ import annotations
 
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.limiter.additions.addition import Said, Told
+from ratelimit_service.limiter.additions.addition import DecisionContext, ResponseExtras
 from ratelimit_service.limiter.additions.header_set import ChosenHeaders
 from ratelimit_service.limiter.additions.names import policy_name
-from ratelimit_service.limiter.statuses import Shown, remaining_of
+from ratelimit_service.limiter.statuses import ReportedLimit, remaining_of
 from ratelimit_service.model import SECOND_US, Calendar, Header, HeaderSet, Limit, whole_seconds
 
 __all__ = ["IetfHeaders"]
@@ -21,40 +21,40 @@ class IetfHeaders(ChosenHeaders):
     def __init__(self) -> None:
         super().__init__(HeaderSet.IETF)
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Adds nothing if nothing was counted, but when a ban ends."""
         policies: list[str] = []
         limits: list[str] = []
         names: dict[str, int] = {}
-        for planned, outcomes, _ in self._of(told):
+        for planned, outcomes, _ in self._of(context):
             for compiled, outcome in zip(planned.rule.limits, outcomes, strict=True):
                 if outcome is None or outcome.local:
                     continue
-                name = _unlike(names, policy_name(compiled.limit))
+                name = _unique(names, policy_name(compiled.limit))
                 policies.append(f'"{name}"{_policy(compiled.limit)}')
-                remaining = 0 if outcome.over else remaining_of(Shown(compiled, outcome))
+                remaining = 0 if outcome.over else remaining_of(ReportedLimit(compiled, outcome))
                 limits.append(f'"{name}";r={remaining};t={whole_seconds(outcome.reset_us)}')
         if policies:
-            said.response_headers += [
+            extras.response_headers += [
                 Header("RateLimit-Policy", ", ".join(policies)),
                 Header("RateLimit", ", ".join(limits)),
             ]
-        if policies or self._banned(told):
-            said.retry_after(told)
+        if policies or self._banned(context):
+            extras.retry_after(context)
 
 
-def _unlike(names: dict[str, int], name: str) -> str:
+def _unique(names: dict[str, int], name: str) -> str:
     """The name, with a number if there is one like it; `names` has the last number of each."""
     number = names.get(name)
     if number is None:
         names[name] = 1
         return name
-    found = name
-    while found in names:
+    numbered = name
+    while numbered in names:
         number += 1
-        found = f"{name}-{number}"
-    names[name], names[found] = number, 1
-    return found
+        numbered = f"{name}-{number}"
+    names[name], names[numbered] = number, 1
+    return numbered
 
 
 def _policy(limit: Limit) -> str:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.limiter.additions.addition import OfLimits, Said, Told
+from ratelimit_service.limiter.additions.addition import (
+    CountedAddition,
+    DecisionContext,
+    ResponseExtras,
+)
 from ratelimit_service.model import Header, Limit
 
 __all__ = ["Lease"]
@@ -13,17 +17,17 @@ __all__ = ["Lease"]
 _HEADER: Final = "x-ratelimit-lease"
 
 
-class Lease(OfLimits):
+class Lease(CountedAddition):
     """Travels with the request, so that whoever serves it can give the lease back."""
 
-    def asked_by(self, limit: Limit) -> bool:
+    def applies_to_limit(self, limit: Limit) -> bool:
         """Of algorithms that hand out leases."""
         return ALGORITHMS[limit.algorithm].leases
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Adds nothing for a request that only looks: it has taken no lease."""
-        if told.lease:
-            for _, hit, outcome in told.passed():
+        if context.lease:
+            for _, hit, outcome in context.passed():
                 if outcome.charged and hit.spec.algorithm.leases:
-                    said.request_headers.append(Header(_HEADER, told.lease.hex()))
+                    extras.request_headers.append(Header(_HEADER, context.lease.hex()))
                     return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ratelimit_service.limiter.additions.addition import Addition, Said, Told
+from ratelimit_service.limiter.additions.addition import Addition, DecisionContext, ResponseExtras
 from ratelimit_service.limiter.additions.decision_metadata import DecisionMetadata
 from ratelimit_service.limiter.additions.delay import Delay
 from ratelimit_service.limiter.additions.denial_body import DenialBody
@@ -19,7 +19,7 @@ from ratelimit_service.model import HeaderSet, Limit
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
-__all__ = ["ADDITIONS", "OF_BANS", "say", "speaking", "wanted"]
+__all__ = ["ADDITIONS", "BAN_ADDITIONS", "applicable", "enabled", "response_extras"]
 
 ADDITIONS: Final[list[Addition]] = [
     ThreeHeaders(HeaderSet.REFERENCE, "RateLimit-", tells_wait=False),
@@ -34,32 +34,34 @@ ADDITIONS: Final[list[Addition]] = [
     Quota(),
 ]
 
-OF_BANS: Final = sum([1 << place for place, each in enumerate(ADDITIONS) if each.of_bans])
+BAN_ADDITIONS: Final = sum(
+    [1 << index for index, addition in enumerate(ADDITIONS) if addition.covers_bans]
+)
 """Those that may speak of a ban, as bits by their places in the list."""
 
 
-def wanted(settings: Settings) -> list[Addition]:
+def enabled(settings: Settings) -> list[Addition]:
     """Those that the settings ask for."""
-    return [each for each in ADDITIONS if each.wanted(settings)]
+    return [addition for addition in ADDITIONS if addition.enabled(settings)]
 
 
-def speaking(
-    among: Sequence[Addition], settings: Settings, rule: Rule | None, limits: Sequence[Limit]
+def applicable(
+    enabled_ones: Sequence[Addition], settings: Settings, rule: Rule | None, limits: Sequence[Limit]
 ) -> int:
     """Those that may speak of a rule with these limits: bits by their places in the list."""
-    says = 0
-    for place, each in enumerate(ADDITIONS):
-        if each in among and each.speaks_of(settings, rule, limits):
-            says |= 1 << place
-    return says
+    chosen = 0
+    for index, addition in enumerate(ADDITIONS):
+        if addition in enabled_ones and addition.applies_to(settings, rule, limits):
+            chosen |= 1 << index
+    return chosen
 
 
-def say(says: int, told: Told) -> Said:
+def response_extras(chosen: int, context: DecisionContext) -> ResponseExtras:
     """Has those of these bits say what they have to say of a request."""
-    said = Said()
-    place = 0
-    while says >> place:
-        if says >> place & 1:
-            ADDITIONS[place].add(told, said)
-        place += 1
-    return said
+    extras = ResponseExtras()
+    index = 0
+    while chosen >> index:
+        if chosen >> index & 1:
+            ADDITIONS[index].add(context, extras)
+        index += 1
+    return extras

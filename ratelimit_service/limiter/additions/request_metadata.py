@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ratelimit_service.limiter.additions.addition import Said, Told
+from ratelimit_service.limiter.additions.addition import DecisionContext, ResponseExtras
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.model import Code, Limit, Request, Status
 from ratelimit_service.rules.tree import Rule
@@ -17,13 +17,13 @@ class RequestMetadata:
     """The request as it was read, and the metadata of the rules that it passes."""
 
     needs_request = True
-    of_bans = False
+    covers_bans = False
 
-    def wanted(self, settings: Settings) -> bool:
+    def enabled(self, settings: Settings) -> bool:
         """If `dynamic_metadata` is on."""
         return settings.dynamic_metadata
 
-    def speaks_of(
+    def applies_to(
         self,
         settings: Settings,  # noqa: ARG002
         rule: Rule | None,  # noqa: ARG002
@@ -32,10 +32,10 @@ class RequestMetadata:
         """Of everything."""
         return True
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Built again for each answer."""
-        if told.request is not None:
-            said.metadata |= _metadata(told.request, told.plans, told.statuses())
+        if context.request is not None:
+            extras.metadata |= _metadata(context.request, context.plans, context.statuses())
 
 
 def _metadata(

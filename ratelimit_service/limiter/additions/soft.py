@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.limiter.additions.addition import OfLimits, Said, Told
+from ratelimit_service.limiter.additions.addition import (
+    CountedAddition,
+    DecisionContext,
+    ResponseExtras,
+)
 from ratelimit_service.model import Header, Limit
 
 __all__ = ["Soft"]
@@ -12,18 +16,18 @@ __all__ = ["Soft"]
 _WARNING: Final = Header("x-ratelimit-warning", "soft")
 
 
-class Soft(OfLimits):
+class Soft(CountedAddition):
     """Warns the caller, and tells the request's destination."""
 
-    def asked_by(self, limit: Limit) -> bool:
+    def applies_to_limit(self, limit: Limit) -> bool:
         """Of limits with a soft part."""
         return limit.soft_ppm > 0
 
-    def add(self, told: Told, said: Said) -> None:
+    def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Says nothing of what is counted here alone: a share says nothing of the limit."""
-        for limit, _, outcome in told.passed():
+        for limit, _, outcome in context.passed():
             if outcome.remaining < limit.soft and not outcome.local:
-                said.response_headers.append(_WARNING)
-                said.request_headers.append(_WARNING)
-                said.metadata["soft"] = True
+                extras.response_headers.append(_WARNING)
+                extras.request_headers.append(_WARNING)
+                extras.metadata["soft"] = True
                 return

@@ -3,16 +3,16 @@
 from ratelimit_service.rule_lab.comparison.changes import Callers, Change, ChangeKind, Detail
 from ratelimit_service.rule_lab.comparison.compare import compare
 from ratelimit_service.rule_lab.comparison.reloads import difference
-from ratelimit_service.rule_lab.comparison.sides import ComparedRules, SideError, read_sides
+from ratelimit_service.rule_lab.comparison.rule_sets import RuleSet, RuleSetError, read_rule_sets
 
 __all__ = [
     "Callers",
     "Change",
     "ChangeKind",
-    "ComparedRules",
     "Detail",
-    "SideError",
+    "RuleSet",
+    "RuleSetError",
     "compare",
     "difference",
-    "read_sides",
+    "read_rule_sets",
 ]

@@ -23,7 +23,7 @@ from ratelimit_service.rule_lab.comparison.policies import (
     PlacedRule,
     details,
     ends,
-    shared_places,
+    shared_indices,
     why_anew,
 )
 from ratelimit_service.rules.match import match
@@ -67,26 +67,27 @@ def _of_domain(name: str, old: Domain | None, new: Domain | None, minute: int) -
                 other and other.rule,
                 callers=tuple(callers.get(path, ())),
             )
-        elif found := details(one, other):
+        elif changed := details(one, other):
             anew = tuple(dict.fromkeys(why_anew(one, other)))
-            yield Change(overall(found), name, path, one.rule, other.rule, found, anew)
+            yield Change(overall(changed), name, path, one.rule, other.rule, changed, anew)
     if old is not None and new is not None:
         yield from _exceptions(old, new, minute)
     stay = before.keys() & after.keys()
-    for each in moved:
-        if all(rule is None or rule.path in stay for rule in (each.old, each.new)):
-            path = each.old.path if each.old else each.new.path if each.new else ""
-            yield Change(ChangeKind.CALLERS, name, path, each.old, each.new, callers=(each,))
+    for move in moved:
+        ends = [rule for rule in (move.old, move.new) if rule is not None]
+        if all(rule.path in stay for rule in ends):
+            path = ends[0].path if ends else ""
+            yield Change(ChangeKind.CALLERS, name, path, move.old, move.new, callers=(move,))
 
 
 def _placed(domain: Domain | None, minute: int) -> dict[str, PlacedRule]:
     """The rules of a domain that have not ended, by their paths."""
-    found = {}
+    by_path = {}
     for way in ways(domain.root.nodes) if domain else ():
         rule = way[-1].rule
         if rule is not None and all(node.lasts(minute) for node in way):
-            found[rule.path] = PlacedRule(rule, way)
-    return found
+            by_path[rule.path] = PlacedRule(rule, way)
+    return by_path
 
 
 def _exceptions(old: Domain, new: Domain, minute: int) -> Iterator[Change]:
@@ -107,16 +108,16 @@ def _without_rule(
     nodes: Iterable[Node], minute: int, above: tuple[Node, ...] = ()
 ) -> dict[str, tuple[Node, ...]]:
     """The ways to nodes that have not ended, and neither a rule nor nodes below, by their paths."""
-    found: dict[str, tuple[Node, ...]] = {}
+    by_path: dict[str, tuple[Node, ...]] = {}
     for node in nodes:
         way = (*above, node)
         if not node.lasts(minute):
             continue
         if node.children is not None:
-            found |= _without_rule(node.children.nodes, minute, way)
+            by_path |= _without_rule(node.children.nodes, minute, way)
         elif node.rule is None:
-            found[path_text([(each.key, each.value) for each in way])] = way
-    return found
+            by_path[path_text([(each.key, each.value) for each in way])] = way
+    return by_path
 
 
 def _end(way: Iterable[Node]) -> float:
@@ -139,25 +140,25 @@ def _moved(old: Domain | None, new: Domain | None, minute: int) -> Iterator[Call
 
 def _by_path(moved: Sequence[Callers]) -> Mapping[str, Sequence[Callers]]:
     """By the path of each rule the callers that come to it from another, or leave it for one."""
-    found: dict[str, list[Callers]] = {}
-    for each in moved:
-        if each.old and each.new:
-            found.setdefault(each.old.path, []).append(each)
-            found.setdefault(each.new.path, []).append(each)
-    return found
+    by_path: dict[str, list[Callers]] = {}
+    for callers in moved:
+        if callers.old and callers.new:
+            by_path.setdefault(callers.old.path, []).append(callers)
+            by_path.setdefault(callers.new.path, []).append(callers)
+    return by_path
 
 
 def _anew(old: Domain | None, new: Domain | None, entries: Sequence[Entry], minute: int) -> bool:
     """Whether a descriptor is counted, before and after, and on other counters."""
-    before, after = (_keys_met(domain, entries, minute) for domain in (old, new))
+    before, after = (_keys_charged(domain, entries, minute) for domain in (old, new))
     return bool(before and after) and not before & after
 
 
-def _keys_met(domain: Domain | None, entries: Sequence[Entry], minute: int) -> set[bytes]:
+def _keys_charged(domain: Domain | None, entries: Sequence[Entry], minute: int) -> set[bytes]:
     if domain is None:
         return set()
-    found = match(domain, entries, minute)
-    return _keys(domain, found.rule, found.identity, found.shared)
+    rule_match = match(domain, entries, minute)
+    return _keys(domain, rule_match.rule, rule_match.identity, rule_match.shared)
 
 
 def _keys(
@@ -182,7 +183,7 @@ def _resharded(
         now = after[path]
         if before[path].rule.unlimited:
             continue
-        shared = shared_places(now.way)
+        shared = shared_indices(now.way)
         entries = sample(now.way)
         if _keys(old, now.rule, entries, shared) != _keys(new, now.rule, entries, shared):
             paths.append(path)

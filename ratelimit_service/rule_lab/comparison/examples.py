@@ -197,23 +197,26 @@ def _common(one: str, other: str) -> str | None:
         i, j, text = waiting.popleft()
         if i == len(one) and j == len(other):
             return text
-        a, b = one[i : i + 1], other[j : j + 1]
-        steps = []
-        if a == b == "*":
-            steps = [(i + 1, j, f"{text}*"), (i, j + 1, f"{text}*")]
-        else:
-            if a == "*":
-                steps.append((i + 1, j, text))
-                if b:
-                    steps.append((i, j + 1, text + b))
-            if b == "*":
-                steps.append((i, j + 1, text))
-                if a:
-                    steps.append((i + 1, j, text + a))
-            if a == b and a:
-                steps.append((i + 1, j + 1, text + a))
-        for step in steps:
-            if step[:2] not in seen:
-                seen.add(step[:2])
-                waiting.append(step)
+        for step in _steps(one[i : i + 1], other[j : j + 1]):
+            at = (i + step[0], j + step[1])
+            if at not in seen:
+                seen.add(at)
+                waiting.append((*at, text + step[2]))
     return None
+
+
+def _steps(one: str, other: str) -> Iterator[tuple[int, int, str]]:
+    """How far two patterns go on together from these characters, and by which one of both."""
+    if one == other == "*":
+        yield from ((1, 0, "*"), (0, 1, "*"))
+        return
+    if one == "*":
+        yield 1, 0, ""
+        if other:
+            yield 0, 1, other
+    if other == "*":
+        yield 0, 1, ""
+        if one:
+            yield 1, 0, one
+    if one and one == other:
+        yield 1, 1, one

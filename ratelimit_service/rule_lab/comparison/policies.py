@@ -18,7 +18,7 @@ from ratelimit_service.rules.texts import grouping_text, limit_text, moment_text
 from ratelimit_service.rules.tree import Node, Rule
 from ratelimit_service.text.display import count
 
-__all__ = ["PlacedRule", "details", "ends", "policy_text", "shared_places", "why_anew"]
+__all__ = ["PlacedRule", "details", "ends", "policy_text", "shared_indices", "why_anew"]
 
 
 class PlacedRule(NamedTuple):
@@ -36,9 +36,9 @@ def policy_text(rule: Rule | None) -> str:
     return f"{limits}, shadow" if rule.shadow_mode and not rule.unlimited else limits
 
 
-def shared_places(way: Sequence[Node]) -> tuple[int, ...]:
+def shared_indices(way: Sequence[Node]) -> tuple[int, ...]:
     """The places of the entries all of whose values share a counter."""
-    return tuple(place for place, node in enumerate(way) if node.share_threshold)
+    return tuple(index for index, node in enumerate(way) if node.share_threshold)
 
 
 def details(old: PlacedRule, new: PlacedRule) -> tuple[Detail, ...]:
@@ -56,12 +56,12 @@ def details(old: PlacedRule, new: PlacedRule) -> tuple[Detail, ...]:
 def why_anew(old: PlacedRule, new: PlacedRule) -> Iterator[str]:
     """Why counters start again from nothing although their limits stay, each reason once."""
     pairs, gone, come = _paired(old.rule.limits, new.rule.limits)
-    was, now = shared_places(old.way), shared_places(new.way)
+    was, now = shared_indices(old.way), shared_indices(new.way)
     if pairs and was != now:
-        for place in sorted({*was, *now}):
-            if (place in was) != (place in now):
-                key = new.way[place].key
-                if place in now:
+        for index in sorted({*was, *now}):
+            if (index in was) != (index in now):
+                key = new.way[index].key
+                if index in now:
                     yield f"all values of {key} share one counter now"
                 else:
                     yield f"each value of {key} has a counter of its own now"
@@ -237,7 +237,7 @@ def _sign(number: int) -> int:
 
 
 def _of_sharing(old: Sequence[Node], new: Sequence[Node]) -> Iterator[Detail]:
-    was, now = shared_places(old), shared_places(new)
+    was, now = shared_indices(old), shared_indices(new)
     if was == now:
         return
     kind = ChangeKind.CHANGED
@@ -271,8 +271,8 @@ def _ending(node: Node) -> str:
     return f"{path_text([(node.key, node.value)])} valid until {moment_text(node.valid_until)}"
 
 
-def _sharing(way: Sequence[Node], places: Iterable[int]) -> str:
-    keys = ", ".join(way[place].key for place in places)
+def _sharing(way: Sequence[Node], indices: Iterable[int]) -> str:
+    keys = ", ".join(way[index].key for index in indices)
     return f"one counter for all values of {keys}" if keys else "a counter for each value"
 
 
@@ -313,8 +313,8 @@ def _quota(quota: bool) -> str:
 
 
 def _answer(rule: Rule) -> str:
-    said = rule.answer._asdict() if rule.answer else {}
-    return _json({name: value for name, value in said.items() if value} or None)
+    style = rule.answer._asdict() if rule.answer else {}
+    return _json({name: value for name, value in style.items() if value} or None)
 
 
 def _on_limit(rule: Rule) -> str:

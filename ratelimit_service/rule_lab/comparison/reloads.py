@@ -30,7 +30,7 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
     """What is another in meaning, in numbers, with the first changes in words."""
     added = removed = changed = 0
     examples: list[str] = []
-    for name in (*new, *(each for each in old if each not in new)):
+    for name in (*new, *(gone for gone in old if gone not in new)):
         if old.get(name) is new.get(name):
             continue
         before: SpreadTable[str, PlacedRule] = SpreadTable()
@@ -41,22 +41,22 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
             former = before.pop(rule.rule.path)
             if former is None:
                 added += 1
-            elif not _kept(former, rule):
+            elif not _untouched(former, rule):
                 come.append((former, rule))
         come.reverse()
         async for _ in slowly(range(len(come)), _COMPARED):
             former, rule = come.pop()  # one by one: to free them all at once would take long
-            if found := details(former, rule):
+            if changes := details(former, rule):
                 changed += 1
                 if len(examples) < _MOST_EXAMPLES:
-                    said = ", ".join(map(_said, found))
-                    examples.append(f"{name}: {rule.rule.path} {said}")
+                    texts = ", ".join(map(_text, changes))
+                    examples.append(f"{name}: {rule.rule.path} {texts}")
         removed += len(before)
         await stepwise(before.emptying())
     return ReloadDifference(added, removed, changed, tuple(examples))
 
 
-def _kept(old: PlacedRule, new: PlacedRule) -> bool:
+def _untouched(old: PlacedRule, new: PlacedRule) -> bool:
     """Whether nothing on the way to a rule was read again."""
     return all(one is other for one, other in zip(old.way, new.way, strict=True))
 
@@ -68,7 +68,7 @@ def _rules(domain: Domain | None) -> Iterator[PlacedRule]:
             yield PlacedRule(rule, way)
 
 
-def _said(detail: Detail) -> str:
+def _text(detail: Detail) -> str:
     """`5 → 20 per minute`, where only the number is another; else both sides in full."""
     before, _, unit = detail.old.partition(" ")
     after, _, other_unit = detail.new.partition(" ")

@@ -12,7 +12,7 @@ from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Request
 from ratelimit_service.rule_lab.replay.logs import BadLineError, Lines, LogError, texts_of
-from ratelimit_service.rule_lab.replay.recorded import Block, Known, Moments, RecordedRequest
+from ratelimit_service.rule_lab.replay.recorded import Block, Moments, RecordedRequest, RequestCache
 
 __all__ = ["Cells", "CsvLog"]
 
@@ -26,10 +26,10 @@ _MOST_LINE: Final = 1 << 17
 class CsvLog:
     """Reads such a log; the header is its first line."""
 
-    def __init__(self, name: str, header: str, known: Known[Cells] | None = None) -> None:
+    def __init__(self, name: str, header: str, cache: RequestCache[Cells] | None = None) -> None:
         """Raises LogError for a header that cannot be right.
 
-        `known` is shared with other logs of this header that are replayed together.
+        `cache` is shared with other logs of this header that are replayed together.
         """
         self.columns = [column.strip() for column in next(csv.reader([header]), [])]
         for needed in ("time", "domain"):
@@ -43,7 +43,7 @@ class CsvLog:
             raise LogError(f"{name}:1: a column of the header has no name, or hits is there twice")
         self._time = self.columns.index("time")
         self._rest = [column for column in self.columns if column != "time"]
-        self._known = known or Known[Cells]()
+        self._cache = cache or RequestCache[Cells]()
         self._moments = Moments()
 
     def blocks(self, lines: Lines) -> Iterator[Block]:
@@ -80,15 +80,15 @@ class CsvLog:
         """The same of lines without quotes that begin with the time. Raises what `_parsed` does."""
         times: list[str] = []
         requests: list[RecordedRequest] = []
-        known = self._known.requests
+        cache = self._cache.requests
         for text in texts:
             time, _, rest = text.partition(",")
-            request = known.get(rest)
+            request = cache.get(rest)
             if request is None:
                 cells = rest.split(",")
                 if len(cells) != len(self._rest) or len(text) > _MOST_LINE:
                     raise BadLineError("the line is no row")
-                request = self._known.keep(rest, len(rest), self._request(cells))
+                request = self._cache.add(rest, len(rest), self._request(cells))
             times.append(time)
             requests.append(request)
         return self._moments.all_us(times), requests
@@ -100,12 +100,12 @@ class CsvLog:
         if rows.pop() or len(rows) != len(texts) or set(map(len, rows)) != {len(self.columns)}:
             raise BadLineError("a line is no row")
         times = self._moments.all_us([row.pop(self._time) for row in rows])
-        known = self._known.requests
+        cache = self._cache.requests
         keys = list(map(tuple, rows))
-        return times, [known.get(key) or self._parsed_request(key) for key in keys]
+        return times, [cache.get(key) or self._parsed_request(key) for key in keys]
 
     def _parsed_request(self, cells: tuple[str, ...]) -> RecordedRequest:
-        return self._known.keep(cells, sum(map(len, cells)), self._request(cells))
+        return self._cache.add(cells, sum(map(len, cells)), self._request(cells))
 
     def _one_by_one(self, rows: Iterator[list[str]], lines: Lines, end: int) -> Block:
         """The requests of rows that begin before the end of a line."""
@@ -122,10 +122,8 @@ class CsvLog:
                     continue
                 at_us = self._moments.moment_us(row.pop(self._time))
                 key = tuple(row)
-                request = self._known.requests.get(key) or self._parsed_request(key)
-                block.times.append(at_us)
-                block.requests.append(request)
-                block.codes.append(None)
+                request = self._cache.requests.get(key) or self._parsed_request(key)
+                block.add(at_us, request)
             except ValueError as error:
                 lines.bad(f"time must be as in 2026-01-31T14:03:07Z: {error}")
             except BadLineError as error:

@@ -13,32 +13,32 @@ from ratelimit_service.decision_log.line import (
     read_request,
 )
 from ratelimit_service.model import Code, Descriptor, Request, new_tuple
-from ratelimit_service.rule_lab.replay.json_lines import asked_entries, decisions
+from ratelimit_service.rule_lab.replay.json_lines import decisions, plain_entries
 from ratelimit_service.rule_lab.replay.logs import Lines, by_parts
-from ratelimit_service.rule_lab.replay.recorded import Block, Known, Moments, RecordedRequest
+from ratelimit_service.rule_lab.replay.recorded import Block, Moments, RecordedRequest, RequestCache
 from ratelimit_service.text.display import count
 
-__all__ = ["AskedText", "DecisionLogReader"]
+__all__ = ["DecisionLogReader", "RequestText"]
 
 _CODES: Final = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}
 
-AskedText = bytes
+RequestText = bytes
 """Descriptors as they stand in the line, and behind them hits and domain."""
 
 
 class DecisionLogReader:
     """Reads such a log."""
 
-    def __init__(self, known: Known[AskedText] | None = None) -> None:
-        """`known` is shared with other logs that are replayed together."""
+    def __init__(self, cache: RequestCache[RequestText] | None = None) -> None:
+        """`cache` is shared with other logs that are replayed together."""
         self.sampled = False
         """Whether decisions were left out of the log."""
         self.hashed = False
         """Whether values are not those that callers sent."""
         self.refused = 0
         """Requests that could not be read when they came."""
-        self._known = known or Known[AskedText]()
-        self._unusual = Known[Request]()
+        self._cache = cache or RequestCache[RequestText]()
+        self._unusual = RequestCache[Request]()
         """Of lines that were read one by one."""
         self._moments = Moments()
 
@@ -49,79 +49,77 @@ class DecisionLogReader:
 
     def _at_once(self, lines: Sequence[bytes]) -> Block | None:
         """The requests of lines that all are of the usual form; None if one might not be."""
-        found = decisions(lines)
-        if found is None:
+        columns = decisions(lines)
+        if columns is None:
             return None
         try:
-            times = self._moments.all_us(found.times)
+            times = self._moments.all_us(columns.times)
         except ValueError:
             return None
-        domains, hits = found.domains, found.hits
+        domains, hits = columns.domains, columns.hits
         if not any(hits) and domains.count(domains[0]) == len(lines):
             behind = _behind(domains[0], 0)
-            asked = [descriptors + behind for descriptors in found.descriptors]
+            keys = [descriptors + behind for descriptors in columns.descriptors]
         else:
-            asked = [
+            keys = [
                 descriptors + _behind(domain, addend)
                 for descriptors, domain, addend in zip(
-                    found.descriptors, domains, hits, strict=True
+                    columns.descriptors, domains, hits, strict=True
                 )
             ]
-        known = self._known.requests
+        cached = self._cache.requests
         requests: list[RecordedRequest] = []
-        for place, request in enumerate(map(known.get, asked)):
+        for index, request in enumerate(map(cached.get, keys)):
             if request is None:
                 request = self._request(  # noqa: PLW2901 -- found late
-                    asked[place], domains[place], found.descriptors[place], hits[place]
+                    keys[index], domains[index], columns.descriptors[index], hits[index]
                 )
                 if request is None:
                     return None
             requests.append(request)
-        self.sampled = self.sampled or found.sampled
-        self.hashed = self.hashed or found.hashed
-        return Block(times, requests, list(map(_CODES.get, found.codes)))
+        self.sampled = self.sampled or columns.sampled
+        self.hashed = self.hashed or columns.hashed
+        return Block(times, requests, list(map(_CODES.get, columns.codes)))
 
     def _request(
-        self, asked: AskedText, domain: str, descriptors: bytes, hits: int
+        self, key: RequestText, domain: str, descriptors: bytes, hits: int
     ) -> RecordedRequest | None:
         """What was asked by a line; None if that cannot be."""
-        entries = asked_entries(descriptors)
+        entries = plain_entries(descriptors)
         if entries and not hits:
             descriptors_read = [
-                new_tuple(Descriptor, (each, None, None, False)) for each in entries
+                new_tuple(Descriptor, (several, None, None, False)) for several in entries
             ]
             request = new_tuple(Request, (domain, tuple(descriptors_read), 0))
         else:
             try:
-                told = json.loads(descriptors.decode("utf-8", "replace"))
-                request = read_request({"domain": domain, "descriptors": told, "hits": hits})
+                parsed = json.loads(descriptors.decode("utf-8", "replace"))
+                request = read_request({"domain": domain, "descriptors": parsed, "hits": hits})
             except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
                 return None
-        return self._known.keep(asked, len(asked), request)
+        return self._cache.add(key, len(key), request)
 
-    def _one_by_one(self, texts: Sequence[str], number: int) -> Iterator[Block]:
+    def _one_by_one(self, texts: Sequence[str], first: int) -> Iterator[Block]:
         block = Block([], [], [])
-        for place, line in enumerate(texts, number):
+        for number, line in enumerate(texts, first):
             if not line:
                 continue
             try:
-                read = read_line(line, self._moments.moment_us)
+                decision = read_line(line, self._moments.moment_us)
             except NothingAskedError:
                 self.refused += 1
                 continue
             except BadDecisionError as error:
-                self._lines.bad(str(error), place)
+                self._lines.bad(str(error), number)
                 continue
-            if "sample" in read.fields:
+            if "sample" in decision.fields:
                 self.sampled = True
-            if "hashed" in read.fields:
+            if "hashed" in decision.fields:
                 self.hashed = True
-            asked = self._unusual.requests.get(read.request)
-            if asked is None:
-                asked = self._unusual.keep(read.request, len(line), read.request)
-            block.times.append(read.at_us)
-            block.requests.append(asked)
-            block.codes.append(_CODES.get(read.code))
+            recorded = self._unusual.requests.get(decision.request)
+            if recorded is None:
+                recorded = self._unusual.add(decision.request, len(line), decision.request)
+            block.add(decision.at_us, recorded, _CODES.get(decision.code))
         yield block
 
     def notes(self) -> Iterator[str]:

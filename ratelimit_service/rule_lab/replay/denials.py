@@ -92,12 +92,12 @@ class Evidence(NamedTuple):
 def log_files(path: str) -> list[str]:
     """The log with its rotated files, the oldest first."""
     newest = Path(path)
-    found = []
-    for each in newest.parent.glob(f"{glob.escape(newest.name)}.*"):
-        number = each.name[len(newest.name) + 1 :]
+    rotated = []
+    for file in newest.parent.glob(f"{glob.escape(newest.name)}.*"):
+        number = file.name[len(newest.name) + 1 :]
         if number.isascii() and number.isdigit():
-            found.append((-int(number), str(each)))
-    files = [name for _, name in sorted(found)]
+            rotated.append((-int(number), str(file)))
+    files = [name for _, name in sorted(rotated)]
     if newest.exists() or not files:  # there is none for a moment while it is rotated
         files.append(path)
     return files
@@ -131,8 +131,8 @@ def _about(
     entries: Sequence[Entry],
     hashed: HashValue | None,
 ) -> Evidence:
-    asked, in_hashes = tuple(entries), in_log(entries, hashed)
-    found: deque[LoggedDecision] = deque(maxlen=_MOST_KEPT)
+    plain, in_hashes = tuple(entries), in_log(entries, hashed)
+    matching: deque[LoggedDecision] = deque(maxlen=_MOST_KEPT)
     first_us = last_us = 0
     some_hashed = False
     for decision in decisions:
@@ -140,10 +140,10 @@ def _about(
         last_us = max(last_us, decision.at_us)
         is_hashed = "hashed" in decision.fields
         some_hashed = some_hashed or is_hashed
-        wanted, request = in_hashes if is_hashed else asked, decision.request
+        wanted, request = in_hashes if is_hashed else plain, decision.request
         if request.domain == domain and any(each.entries == wanted for each in request.descriptors):
-            found.append(decision)
-    by_time = sorted(found, key=lambda decision: decision.at_us)
+            matching.append(decision)
+    by_time = sorted(matching, key=lambda decision: decision.at_us)
     return Evidence(by_time, first_us, last_us, some_hashed)
 
 
@@ -198,14 +198,14 @@ def _opened(path: str, stack: ExitStack) -> list[Log]:
 
 def _files(path: str) -> dict[str, tuple[int, int]]:
     """The files of a log with their inodes and sizes, the oldest first. Raises LogError."""
-    found = {}
+    stats = {}
     for name in log_files(path):
         try:
             stat = Path(name).stat()
         except OSError as error:
             raise LogError(f"{printable(name)} cannot be read: {error.strerror}") from error
-        found[name] = stat.st_ino, stat.st_size
-    return found
+        stats[name] = stat.st_ino, stat.st_size
+    return stats
 
 
 def _inodes(files: Mapping[str, tuple[int, int]]) -> list[int]:
@@ -217,8 +217,8 @@ def wanted_span(text: str, newest_us: int) -> tuple[int, int]:
 
     A time of day, in UTC, is the last such before the newest decision. Raises SettingsError.
     """
-    found = _TIME_OF_DAY.fullmatch(text)
-    if found is None:
+    time_of_day = _TIME_OF_DAY.fullmatch(text)
+    if time_of_day is None:
         try:
             at_us = moment_us(text)
         except ValueError as error:
@@ -226,13 +226,13 @@ def wanted_span(text: str, newest_us: int) -> tuple[int, int]:
                 f"--at {text!r} is no time: write 14:03, 14:03:07 or 2026-01-31T14:03:07Z"
             ) from error
         return at_us, at_us + SECOND_US
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    hours, minutes, seconds = (int(part or 0) for part in time_of_day.groups())
     if hours > 23 or minutes > 59 or seconds > 59:
         raise SettingsError(f"--at {text!r} is no time of day: the last is 23:59:59")
     at_us = newest_us // _DAY_US * _DAY_US + (hours * 3600 + minutes * 60 + seconds) * SECOND_US
     if at_us > newest_us:
         at_us -= _DAY_US
-    return at_us, at_us + (SECOND_US if found[3] else 60 * SECOND_US)
+    return at_us, at_us + (SECOND_US if time_of_day[3] else 60 * SECOND_US)
 
 
 def denial_of(decisions: Sequence[LoggedDecision], at: str = "") -> Denial | None:
@@ -240,13 +240,13 @@ def denial_of(decisions: Sequence[LoggedDecision], at: str = "") -> Denial | Non
 
     Raises SettingsError if `at` is no time.
     """
-    places = _denials(decisions)
+    indices = _denials(decisions)
     if at:
         start_us, end_us = wanted_span(at, decisions[-1].at_us if decisions else 0)
-        places = [place for place in places if start_us <= decisions[place].at_us < end_us]
-    elif places:
-        places = [_first_of_its_run(decisions, places)]
-    return _denial(decisions, places[0]) if places else None
+        indices = [index for index in indices if start_us <= decisions[index].at_us < end_us]
+    elif indices:
+        indices = [_first_of_its_run(decisions, indices)]
+    return _denial(decisions, indices[0]) if indices else None
 
 
 def nearest_denial(decisions: Sequence[LoggedDecision], at: str) -> Denial | None:
@@ -254,39 +254,39 @@ def nearest_denial(decisions: Sequence[LoggedDecision], at: str) -> Denial | Non
 
     Raises SettingsError if `at` is no time.
     """
-    places = _denials(decisions)
-    if not places:
+    indices = _denials(decisions)
+    if not indices:
         return None
     wanted_us, _ = wanted_span(at, decisions[-1].at_us)
-    return _denial(decisions, min(places, key=lambda at: abs(decisions[at].at_us - wanted_us)))
+    return _denial(decisions, min(indices, key=lambda at: abs(decisions[at].at_us - wanted_us)))
 
 
 def _denials(decisions: Sequence[LoggedDecision]) -> list[int]:
     """The places of those that denied."""
-    return [place for place, each in enumerate(decisions) if _denied(each)]
+    return [index for index, each in enumerate(decisions) if _denied(each)]
 
 
-def _denial(decisions: Sequence[LoggedDecision], place: int) -> Denial:
+def _denial(decisions: Sequence[LoggedDecision], index: int) -> Denial:
     """The denial there, with those that came after it."""
-    decision = decisions[place]
+    decision = decisions[index]
     further, last_us = Counter[str](), decision.at_us
     until_us = decision.at_us + _reset_us(decision)
-    for each in decisions[place + 1 :]:
-        if not _denied(each) or each.at_us > until_us:
+    for later in decisions[index + 1 :]:
+        if not _denied(later) or later.at_us > until_us:
             break
-        further[_decided_by(each)] += 1
-        last_us = each.at_us
+        further[_decided_by(later)] += 1
+        last_us = later.at_us
     return Denial(decision, further, last_us)
 
 
-def _first_of_its_run(decisions: Sequence[LoggedDecision], places: Sequence[int]) -> int:
+def _first_of_its_run(decisions: Sequence[LoggedDecision], indices: Sequence[int]) -> int:
     """The first of the denials that the last one belongs to: none passed in between."""
-    first = places[-1]
-    for place in range(places[-1] - 1, -1, -1):
-        each = decisions[place]
-        if not _denied(each) or each.at_us + _reset_us(each) < decisions[first].at_us:
+    first = indices[-1]
+    for index in range(indices[-1] - 1, -1, -1):
+        earlier = decisions[index]
+        if not _denied(earlier) or earlier.at_us + _reset_us(earlier) < decisions[first].at_us:
             break
-        first = place
+        first = index
     return first
 
 
@@ -304,39 +304,39 @@ def _reset_us(decision: LoggedDecision) -> int:
 
 
 def sentence(
-    denial: Denial, asked: Sequence[Entry], now_us: int, hashed: HashValue | None = None
+    denial: Denial, entries: Sequence[Entry], now_us: int, hashed: HashValue | None = None
 ) -> str:
     """The denial in words. Times say that they are UTC; of another day than today it is told.
 
-    `asked` are the entries that were asked about. `hashed` finds their values in a hashed log.
+    `entries` are the entries that were asked about. `hashed` finds their values in a hashed log.
     """
     decision, further, last_us = denial.decision, denial.further, denial.last_us
     fields = decision.fields
-    entries = in_log(asked, hashed if "hashed" in fields else None)
+    logged = in_log(entries, hashed if "hashed" in fields else None)
     at = _clock(decision.at_us, now_us)
     if decision.code != "OVER_LIMIT":
-        said = f"answered {decision.code} at {at}: {_WHY.get(str(fields.get('by')), 'refused')}"
+        text = f"answered {decision.code} at {at}: {_WHY.get(str(fields.get('by')), 'refused')}"
     elif "limit" not in fields:
         why = _overridden(fields) or _WHY.get(str(fields.get("by")), "no limit decided")
-        said = f"denied at {at}: {why}"
+        text = f"denied at {at}: {why}"
     else:
-        rule = _rule(decision, entries)
-        for known, found in zip(asked, entries, strict=True):
-            if found.value != known.value:  # whoever knows a value need not read its hash
-                rule = rule.replace(found.value, printable(known.value))
-        said = f"denied at {at} by {rule}: {_count(decision)}"
+        rule = _rule(decision, logged)
+        for known, as_logged in zip(entries, logged, strict=True):
+            if as_logged.value != known.value:  # whoever knows a value need not read its hash
+                rule = rule.replace(as_logged.value, printable(known.value))
+        text = f"denied at {at} by {rule}: {_count(decision)}"
         if overridden := _overridden(fields):
-            said += f", {overridden}"
+            text += f", {overridden}"
     if further:
         verb = f"{further} further denial{'' if further == 1 else 's'}"
-        said += f"; {verb} until {_clock(last_us, decision.at_us)}"
+        text += f"; {verb} until {_clock(last_us, decision.at_us)}"
         if denial.further_by.keys() != {_decided_by(decision)}:
             listed = [
                 f"{number} {_DECIDED_BY.get(by, f'by {printable(by)}')}"
                 for by, number in denial.further_by.items()
             ]
-            said += f" ({', '.join(listed)})"
-    return said
+            text += f" ({', '.join(listed)})"
+    return text
 
 
 def last_denials(lines: Sequence[str], most: int, now_us: int) -> list[str]:
@@ -344,20 +344,20 @@ def last_denials(lines: Sequence[str], most: int, now_us: int) -> list[str]:
 
     Of each caller there is only the last.
     """
-    said: dict[tuple[object, ...], str] = {}
+    by_caller: dict[tuple[object, ...], str] = {}
     for decision in reversed(list(_readable(lines))):
-        place = decision.fields.get("descriptor", 0)
+        index = decision.fields.get("descriptor", 0)
         descriptors = decision.request.descriptors
-        known = isinstance(place, int) and 0 <= place < len(descriptors)
-        entries = descriptors[place if known else 0].entries if descriptors else ()
+        known = isinstance(index, int) and 0 <= index < len(descriptors)
+        entries = descriptors[index if known else 0].entries if descriptors else ()
         caller = (decision.request.domain, entries)
-        if caller not in said:
+        if caller not in by_caller:
             denial = Denial(decision, Counter(), decision.at_us)
             words = f"{path_text(entries)}: {sentence(denial, entries, now_us)}"
-            said[caller] = printable(f"{decision.request.domain} {words}")
-            if len(said) == most:
+            by_caller[caller] = printable(f"{decision.request.domain} {words}")
+            if len(by_caller) == most:
                 break
-    return list(said.values())
+    return list(by_caller.values())
 
 
 def _decided_by(decision: LoggedDecision) -> str:
@@ -383,14 +383,14 @@ _WHY: Final = {
 def _overridden(fields: Mapping[str, object]) -> str:
     """Which overrides took part, in words; empty if none did."""
     overrides = fields.get("overrides")
-    told = []
-    for each in overrides if isinstance(overrides, list) else []:
-        if isinstance(each, dict):
-            until = f" until {in_seconds(str(each['until']))}" if "until" in each else ""
-            reason = f": {each['reason']}" if "reason" in each else ""
-            who = f" by {each['who']}" if "who" in each else ""
-            told.append(f"{each.get('kind')} {each.get('id')}{until}{who}{reason}")
-    return printable(f"by override ({'; '.join(told)})") if told else ""
+    texts = []
+    for override in overrides if isinstance(overrides, list) else []:
+        if isinstance(override, dict):
+            until = f" until {in_seconds(str(override['until']))}" if "until" in override else ""
+            reason = f": {override['reason']}" if "reason" in override else ""
+            who = f" by {override['who']}" if "who" in override else ""
+            texts.append(f"{override.get('kind')} {override.get('id')}{until}{who}{reason}")
+    return printable(f"by override ({'; '.join(texts)})") if texts else ""
 
 
 def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:
@@ -399,10 +399,10 @@ def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:
     if source := str(fields.get("source", "")):
         where = _LINE_AND_COLUMN.sub(r"\1", source)
         rule += f" ({where})"
-    place = fields.get("descriptor", 0)
+    index = fields.get("descriptor", 0)
     descriptors = decision.request.descriptors
-    if isinstance(place, int) and 0 <= place < len(descriptors) and len(descriptors) > 1:
-        other = descriptors[place]
+    if isinstance(index, int) and 0 <= index < len(descriptors) and len(descriptors) > 1:
+        other = descriptors[index]
         if other.entries and other.entries != tuple(entries):
             rule += f", for {path_text(other.entries)} in the same request"
     return rule

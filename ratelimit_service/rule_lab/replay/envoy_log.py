@@ -17,9 +17,9 @@ from ratelimit_service.rule_lab.replay.logs import BadLineError, Lines, LogError
 from ratelimit_service.rule_lab.replay.recorded import (
     LAST_US,
     Block,
-    Known,
     Moments,
     RecordedRequest,
+    RequestCache,
     moment_us,
 )
 from ratelimit_service.rules.fields import Fields, document
@@ -63,12 +63,12 @@ class Mapped:
 
 def read_mapping(path: Path) -> Mapped:
     """Reads a mapping file. Raises LogError with all that is wrong in it."""
-    found = read_rule_files(path)
-    for name, why in {**found.unread, **found.skipped}.items():
+    read = read_rule_files(path)
+    for name, why in {**read.unread, **read.skipped}.items():
         raise LogError(f"{name} cannot be read: {why}")
     reader = Reader(str(path), needs="a domain and descriptors")
     try:
-        fields = document(reader, reader.composed(found.files[str(path)]), _KEYS, {})
+        fields = document(reader, reader.composed(read.files[str(path)]), _KEYS, {})
         mapped = _mapped(fields)
     except (Unreadable, KeyError):
         mapped = Mapped("", "", ())
@@ -96,13 +96,15 @@ def _mapped(fields: Fields) -> Mapped:
 class EnvoyLog:
     """Reads such a log."""
 
-    def __init__(self, mapped: Mapped, known: Known[tuple[Value, ...]] | None = None) -> None:
-        """`known` is shared with other logs of this mapping that are replayed together."""
+    def __init__(
+        self, mapped: Mapped, cache: RequestCache[tuple[Value, ...]] | None = None
+    ) -> None:
+        """`cache` is shared with other logs of this mapping that are replayed together."""
         self._mapped = mapped
         self._fields = mapped.fields
         self._time, self._flags = mapped.time[1:], mapped.flags[1:]
         self._reader = FieldsReader((self._time, self._flags, *self._fields))
-        self._known = known or Known[tuple[Value, ...]]()
+        self._cache = cache or RequestCache[tuple[Value, ...]]()
         """By the fields that make a request."""
         self._codes: dict[Value, Code | None] = {}
         """What was answered, by the response flags."""
@@ -126,9 +128,9 @@ class EnvoyLog:
             return None
         try:
             times = self._times(columns[0])
-            known = self._known.requests
-            asked = zip(*columns[2:], strict=True) if self._fields else [()] * len(times)
-            requests = [known.get(values) or self._request(values) for values in asked]
+            cached = self._cache.requests
+            recorded = zip(*columns[2:], strict=True) if self._fields else [()] * len(times)
+            requests = [cached.get(values) or self._request(values) for values in recorded]
         except (BadLineError, ValueError):
             return None
         codes: list[Code | None] = [None] * len(times)
@@ -136,50 +138,48 @@ class EnvoyLog:
             codes = [self._codes.get(flags) or self._code(flags) for flags in columns[1]]
         if not self._silent:
             return Block(times, requests, codes)
-        asking = [place for place, asked in enumerate(requests) if asked.request.descriptors]
+        asking = [index for index, recorded in enumerate(requests) if recorded.request.descriptors]
         return Block(
-            [times[place] for place in asking],
-            [requests[place] for place in asking],
-            [codes[place] for place in asking],
+            [times[index] for index in asking],
+            [requests[index] for index in asking],
+            [codes[index] for index in asking],
         )
 
-    def _times(self, found: list[Value]) -> list[int]:
-        texts = list(map(_text, found))
+    def _times(self, values: list[Value]) -> list[int]:
+        texts = list(map(_text, values))
         try:
             return self._moments.all_us(texts)
         except ValueError:
             return [self._moment_us(text, self._time) for text in texts]
 
-    def _one_by_one(self, texts: Sequence[str], number: int) -> Iterator[Block]:
+    def _one_by_one(self, texts: Sequence[str], first: int) -> Iterator[Block]:
         lines = self._lines
         block = Block([], [], [])
-        for place, line in enumerate(texts, number):
+        for number, line in enumerate(texts, first):
             if not line:
                 continue
             try:
-                found = _object(line)
-                at_us = self._moment_us(_value(found, self._time), self._time)
-                asked = self._request(tuple([_value(found, field) for field in self._fields]))
+                fields = _object(line)
+                at_us = self._moment_us(_value(fields, self._time), self._time)
+                recorded = self._request(tuple([_value(fields, field) for field in self._fields]))
             except (ValueError, RecursionError) as error:
-                lines.bad(f"the line is no JSON: {json_slip(error, one_line=True)}", place)
+                lines.bad(f"the line is no JSON: {json_slip(error, one_line=True)}", number)
                 continue
             except BadLineError as error:
-                lines.bad(str(error), place)
+                lines.bad(str(error), number)
                 continue
-            if asked.request.descriptors:
-                block.times.append(at_us)
-                block.requests.append(asked)
-                block.codes.append(self._code(_value(found, self._flags)))
+            if recorded.request.descriptors:
+                block.add(at_us, recorded, self._code(_value(fields, self._flags)))
         yield block
 
     def _request(self, values: tuple[Value, ...]) -> RecordedRequest:
         """What is asked by these fields, in their order. Raises BadLineError."""
-        asked = self._known.requests.get(values)
-        if asked is None:
+        recorded = self._cache.requests.get(values)
+        if recorded is None:
             texts = list(map(_text, values))
             request = self._made(dict(zip(self._fields, texts, strict=True)))
-            asked = self._known.keep(values, sum(map(len, texts)), request)
-        return asked
+            recorded = self._cache.add(values, sum(map(len, texts)), request)
+        return recorded
 
     def _code(self, flags: Value) -> Code | None:
         """What was answered, by the response flags; None if the mapping does not name these."""
@@ -229,14 +229,14 @@ def _word(word: str, values: Mapping[str, str]) -> str:
 def _object(line: str) -> Mapping[str, object]:
     """The object of a line. Raises ValueError, RecursionError or BadLineError if it is none."""
     try:
-        found, end = _decode(line)
+        parsed, end = _decode(line)
     except ValueError:
         end = -1
     if end != len(line):
-        found = json.loads(line)  # it passes over spaces, and says best what is wrong
-    if not isinstance(found, dict):
+        parsed = json.loads(line)  # it passes over spaces, and says best what is wrong
+    if not isinstance(parsed, dict):
         raise BadLineError("the line is no JSON object")
-    return found
+    return parsed
 
 
 _decode: Final = json.JSONDecoder().raw_decode
@@ -247,13 +247,13 @@ def _text(value: Value) -> str:
     return "" if value is None or value == _NOTHING else str(value)
 
 
-def _value(found: Mapping[str, object], field: str) -> str:
+def _value(fields: Mapping[str, object], field: str) -> str:
     """A field as text, "" if it is missing; dots lead into objects."""
-    value = found.get(field)
+    value = fields.get(field)
     if isinstance(value, str):
         return "" if value == _NOTHING else value
     if value is None and "." in field:
-        inner: object = found
+        inner: object = fields
         for part in field.split("."):
             inner = inner.get(part) if isinstance(inner, dict) else None
         value = inner

@@ -78,26 +78,28 @@ def _strict(use: RuleUse, percent: float, denies: str) -> Iterator[Finding]:
     denied = [caller for caller in callers if caller.denied]
     if len(callers) < _FEWEST or len(denied) < _MANY_DENIED * len(callers):
         return
-    said = f"{denies} {_share(len(denied), len(callers))} of callers"
-    place = _tightest(use)
-    limit = use.limits[place]
+    summary = f"{denies} {_share(len(denied), len(callers))} of callers"
+    index = _tightest(use)
+    limit = use.limits[index]
     if limit.demand is None or not limit.spec.limit:
-        yield Finding("denies", said)
+        yield Finding("denies", summary)
         return
-    near = sum(caller.peaks[place] <= NEAR * limit.spec.limit for caller in denied)
+    near = sum(caller.peaks[index] <= NEAR * limit.spec.limit for caller in denied)
     if near < _HALF * len(denied):
         far = _share(len(denied) - near, len(denied))
-        yield Finding("denies", f"{said}, {far} of these ask more than {NEAR} x the limit")
+        yield Finding("denies", f"{summary}, {far} of these ask more than {NEAR} x the limit")
         return
-    text = f"{said}, {_share(near, len(denied))} of these within {NEAR} x of the limit: too strict"
-    best = next(iter(suggestions(limit, place, use, percent)), None)
+    text = (
+        f"{summary}, {_share(near, len(denied))} of these within {NEAR} x of the limit: too strict"
+    )
+    best = next(iter(suggestions(limit, index, use, percent)), None)
     if best is not None and not best.beyond:
         text += f" ({best.key} {best.number} would have denied at most {percent:g} %)"
     yield Finding("too_strict", text)
 
 
 def _tightest(use: RuleUse) -> int:
-    """The place of the limit that was over most often."""
+    """The index of the limit that was over most often."""
     denied = [limit.denied for limit in use.limits]
     return denied.index(max(denied))
 
@@ -107,11 +109,11 @@ def _concentrated(use: RuleUse) -> Iterator[Finding]:
     total = use.deniers.total
     top = use.deniers.top(2 * _FEW + 1)
     made = 0
-    for number, each in enumerate(top[:_FEW], 1):
-        made += each.times - each.error
+    for number, caller in enumerate(top[:_FEW], 1):
+        made += caller.times - caller.error
         if total >= _FEWEST and made >= _HALF * total and len(top) > 2 * number:
             callers = f"{_WORDS[number]} caller{'s make' if number > 1 else ' makes'}"
-            names = ", ".join(each.name for each in top[:number])
+            names = ", ".join(caller.name for caller in top[:number])
             yield Finding("few", f"{callers} {_share(made, total)} of denials: {names}")
             return
 
@@ -119,7 +121,7 @@ def _concentrated(use: RuleUse) -> Iterator[Finding]:
 def _idle(limit: LimitUse, use: RuleUse) -> Iterator[Finding]:
     """Whether a limit denies nobody, and by how much."""
     most = limit.spec.limit
-    if not most or use.denied + use.admitted_over or use.asked < _FEWEST:
+    if not most or use.denied + use.admitted_over or use.requests < _FEWEST:
         return
     share = max(0, limit.peak) / most
     name = f"{limit.limit.name}: " if limit.limit.name and len(use.limits) > 1 else ""
@@ -130,7 +132,7 @@ def _idle(limit: LimitUse, use: RuleUse) -> Iterator[Finding]:
         yield Finding("tight", f"{name}denies nobody, but {used} was used: it is nearly reached")
 
 
-def suggestions(limit: LimitUse, place: int, use: RuleUse, percent: float) -> Iterator[Suggestion]:
+def suggestions(limit: LimitUse, index: int, use: RuleUse, percent: float) -> Iterator[Suggestion]:
     """The smallest limits that would have denied at most so many percent of callers, then 1, 0.
 
     By what callers asked, charged or not: had they been answered otherwise, they might have
@@ -138,7 +140,7 @@ def suggestions(limit: LimitUse, place: int, use: RuleUse, percent: float) -> It
     """
     if limit.demand is None or not len(use.callers):
         return
-    peaks = sorted((caller.peaks[place] for caller in use.callers), reverse=True)
+    peaks = sorted((caller.peaks[index] for caller in use.callers), reverse=True)
     key = "burst" if ALGORITHMS[limit.limit.algorithm].refills else "requests_per_unit"
     for share in dict.fromkeys((percent, 1.0, 0.0)):
         denied = int(len(peaks) * share / 100)

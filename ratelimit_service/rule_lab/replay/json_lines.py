@@ -14,7 +14,7 @@ import msgspec
 
 from ratelimit_service.model import Entry
 
-__all__ = ["Decisions", "FieldsReader", "Value", "asked_entries", "decisions"]
+__all__ = ["Decisions", "FieldsReader", "Value", "decisions", "plain_entries"]
 
 _T = TypeVar("_T")
 
@@ -61,19 +61,19 @@ _decision_lines: Final = msgspec.json.Decoder(_Decision)
 
 def decisions(lines: Sequence[bytes]) -> Decisions | None:
     """Lines of a decision log, if each is one request of the usual form; else None."""
-    found = _objects(_decision_lines, lines)
-    if not found:
+    decoded = _objects(_decision_lines, lines)
+    if not decoded:
         return None
     # Interpreted, as this module is, a field costs half of what it costs by `attrgetter`.
     return Decisions(
-        [each.time for each in found],
-        [each.domain for each in found],
+        [each.time for each in decoded],
+        [each.domain for each in decoded],
         # This makes bytes of all at once.
-        b"\n".join([each.descriptors for each in found]).split(b"\n"),
-        [each.hits for each in found],
-        [each.code for each in found],
-        sampled=[each.sample for each in found].count(msgspec.UNSET) < len(lines),
-        hashed=[each.hashed for each in found].count(msgspec.UNSET) < len(lines),
+        b"\n".join([each.descriptors for each in decoded]).split(b"\n"),
+        [each.hits for each in decoded],
+        [each.code for each in decoded],
+        sampled=[each.sample for each in decoded].count(msgspec.UNSET) < len(lines),
+        hashed=[each.hashed for each in decoded].count(msgspec.UNSET) < len(lines),
     )
 
 
@@ -86,7 +86,7 @@ class _Plain(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 _plain: Final = msgspec.json.Decoder(tuple[_Plain, ...])
 
 
-def asked_entries(descriptors: bytes) -> list[tuple[Entry, ...]]:
+def plain_entries(descriptors: bytes) -> list[tuple[Entry, ...]]:
     """The entries of each descriptor of a line; nothing if one of them has more."""
     try:
         return [each.entries for each in _plain.decode(descriptors)]
@@ -103,24 +103,24 @@ class FieldsReader:
         self._fields: Sequence[attrgetter[Value]] = ()
         if any("." in name for name in names):
             return
-        places = {name: f"field_{place}" for place, name in enumerate(names)}
+        attributes = {name: f"field_{attribute}" for attribute, name in enumerate(names)}
         try:
             made = msgspec.defstruct(
                 "Access",
-                [(place, Value, None) for place in places.values()],
-                rename={place: name for name, place in places.items()},
+                [(attribute, Value, None) for attribute in attributes.values()],
+                rename={attribute: name for name, attribute in attributes.items()},
                 gc=False,
             )
         except ValueError:  # as of a quote in a name
             return
         self._decoder = msgspec.json.Decoder(made)
-        self._fields = [attrgetter(places[name]) for name in names]
+        self._fields = [attrgetter(attributes[name]) for name in names]
 
     def read(self, lines: Sequence[bytes]) -> list[list[Value]]:
         """For each field what lines say, None where it is missing.
 
         Nothing if a line might not be an object, or a field is of another kind.
         """
-        if self._decoder is None or not (found := _objects(self._decoder, lines)):
+        if self._decoder is None or not (decoded := _objects(self._decoder, lines)):
             return []
-        return [list(map(field, found)) for field in self._fields]
+        return [list(map(field, decoded)) for field in self._fields]

@@ -33,7 +33,7 @@ _BLOCK: Final = 1 << 18
 _MOST_LINE: Final = 1 << 20
 """Bytes. A longer line is not read."""
 
-_MOST_TOLD: Final = 5
+_MOST_PROBLEMS: Final = 5
 _GZIP: Final = b"\x1f\x8b"
 _MARK: Final = "\ufeff".encode()
 _TOO_LONG: Final = b"\0 too long"
@@ -74,7 +74,7 @@ class Lines:
         """Of the line that was handed out last, from 1."""
         self.unread = 0
         """Lines that could not be read."""
-        self.told: list[str] = []
+        self.problems: list[str] = []
         """Of the first of these, where and why."""
         self._file = file
         self._blocks = self._read()
@@ -136,8 +136,8 @@ class Lines:
     def bad(self, why: str, number: int = 0) -> None:
         """Notes that a line, else the last one, cannot be read."""
         self.unread += 1
-        if len(self.told) < _MOST_TOLD:
-            self.told.append(f"{self.name}:{number or self.number}: {why}")
+        if len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(f"{self.name}:{number or self.number}: {why}")
 
     def _first(self) -> str:
         if self._more() and self._whole is not None:
@@ -205,15 +205,15 @@ def by_parts(
     """
     while (taken := lines.take()) is not None:
         # A stream finds the ends of lines in less than half of the time that `split` takes.
-        each = BytesIO(taken + b"\n").readlines()
+        block_lines = BytesIO(taken + b"\n").readlines()
         first = lines.number + 1
-        lines.passed(len(each))
-        block = at_once(each)
+        lines.passed(len(block_lines))
+        block = at_once(block_lines)
         if block is not None:
             yield block
             continue
-        for start in range(0, len(each), _PART):
-            few = each[start : start + _PART]
+        for start in range(0, len(block_lines), _PART):
+            few = block_lines[start : start + _PART]
             block = at_once(few)
             if block is not None:
                 yield block

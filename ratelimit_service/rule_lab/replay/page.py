@@ -12,12 +12,12 @@ from typing import Final
 from ratelimit_service.containers.sketches import Frequent
 from ratelimit_service.rule_lab.replay.report import (
     DEMAND_BOUNDS,
-    ChangeReport,
     LimitReport,
     Plot,
     Report,
     RuleReport,
     moment,
+    side_changes,
 )
 from ratelimit_service.rule_lab.replay.text import changed, headline, part, suggested
 from ratelimit_service.text.display import printable
@@ -98,8 +98,10 @@ def _page(report: Report) -> Iterator[str]:
     for note in report.notes:
         yield f'<p class="finding"><strong>Note:</strong> {_text(note)}</p>'
     yield from _timeline(report.plot, "All requests")
-    yield from _changes(report.newly_denied, "newly denied")
-    yield from _changes(report.newly_allowed, "newly allowed")
+    for what, change in side_changes(report):
+        yield f"<section>\n<h2>{_text(changed(change))} {what}</h2>"
+        yield from _names(change.top, change.requests, f"Who is {what} most often")
+        yield "</section>"
     yield from _contents(report)
     for number, rule in enumerate(report.rules):
         yield from _rule(rule, f"rule-{number}", "")
@@ -147,19 +149,11 @@ def _finding(kind: str) -> str:
     return _FINDINGS.get(kind) or kind.replace("_", " ")
 
 
-def _changes(change: ChangeReport | None, what: str) -> Iterator[str]:
-    if change is None or not change.requests:
-        return
-    yield f"<section>\n<h2>{_text(changed(change))} {what}</h2>"
-    yield from _names(change.top, change.requests, f"Who is {what} most often")
-    yield "</section>"
-
-
-def _rule(rule: RuleReport, anchor: str, said: str) -> Iterator[str]:
+def _rule(rule: RuleReport, anchor: str, note: str) -> Iterator[str]:
     yield f'<section id="{anchor}" aria-labelledby="{anchor}-name">'
     yield f'<h2 id="{anchor}-name">{_text(rule.rule)} of {_text(rule.domain)}</h2>'
     mode = "" if rule.mode == "enforced" else f", {rule.mode}"
-    yield f'<p class="soft">{said}{_text(rule.source)}{mode}</p>'
+    yield f'<p class="soft">{note}{_text(rule.source)}{mode}</p>'
     for finding in rule.findings:
         yield f'<p class="finding">{_text(finding.text)}</p>'
     yield '<dl class="numbers">'
@@ -170,13 +164,9 @@ def _rule(rule: RuleReport, anchor: str, said: str) -> Iterator[str]:
     for limit in rule.limits:
         yield from _limit(limit)
     yield from _names(rule.top_denied, rule.denials, "Who was denied most often")
-    for change, what in (
-        (rule.newly_denied, "newly denied"),
-        (rule.newly_allowed, "newly allowed"),
-    ):
-        if change is not None and change.requests:
-            yield f"<h3>{_text(changed(change))} {what} here</h3>"
-            yield from _names(change.top, change.requests, f"Who is {what} most often")
+    for what, change in side_changes(rule):
+        yield f"<h3>{_text(changed(change))} {what} here</h3>"
+        yield from _names(change.top, change.requests, f"Who is {what} most often")
     yield "</section>"
 
 
@@ -214,25 +204,25 @@ def _demand(limit: LimitReport) -> Iterator[str]:
     most = max(limit.demand)
     within = sum(limit.demand[: DEMAND_BOUNDS.index(1.0) + 1])
     whole = sum(limit.demand)
-    told = (
+    description = (
         f"Callers by the most they asked, in limits: {part(within, whole)} never asked for more "
         "than the limit"
     )
     width = _WIDTH / len(names)
     bars = []
-    for place, (name, count) in enumerate(zip(names, limit.demand, strict=True)):
+    for index, (name, count) in enumerate(zip(names, limit.demand, strict=True)):
         height = round((_HEIGHT - _TICKS) * count / most, 1)
-        start, top = round(place * width + 4, 1), round(_HEIGHT - height, 1)
-        kind = "asked" if place <= DEMAND_BOUNDS.index(1.0) else "denied"
+        start, top = round(index * width + 4, 1), round(_HEIGHT - height, 1)
+        kind = "asked" if index <= DEMAND_BOUNDS.index(1.0) else "denied"
         bars.append(
             f'<rect class="{kind}" x="{start}" y="{top}" width="{round(width - 8, 1)}" '
             f'height="{height}"><title>{_text(name)} limits: {count:,} callers</title></rect>'
         )
-        middle = round(place * width + width / 2, 1)
+        middle = round(index * width + width / 2, 1)
         bars.append(f'<text x="{middle}" y="{_WORDS}" text-anchor="middle">{_text(name)}</text>')
         if count:
             bars.append(f'<text x="{middle}" y="{top - 4}" text-anchor="middle">{count:,}</text>')
-    yield from _figure(bars, told, _text(told))
+    yield from _figure(bars, description, _text(description))
 
 
 def _timeline(plot: Plot, name: str) -> Iterator[str]:
@@ -240,15 +230,15 @@ def _timeline(plot: Plot, name: str) -> Iterator[str]:
     spans = plot.spans
     if len(spans) < 2:
         return
-    most = max(span.asked for span in spans) or 1
-    peak = max(spans, key=lambda span: span.asked)
+    most = max(span.requests for span in spans) or 1
+    peak = max(spans, key=lambda span: span.requests)
     width = _WIDTH / len(spans)
     bars = []
-    for place, span in enumerate(spans):
-        if not span.asked:
+    for index, span in enumerate(spans):
+        if not span.requests:
             continue
-        start, wide = round(place * width, 2), round(max(width * 0.9, 0.5), 2)
-        for kind, number in (("asked", span.asked), ("denied", span.denied)):
+        start, wide = round(index * width, 2), round(max(width * 0.9, 0.5), 2)
+        for kind, number in (("asked", span.requests), ("denied", span.denied)):
             if number:
                 height = round(_HEIGHT * number / most, 2)
                 bars.append(
@@ -258,16 +248,16 @@ def _timeline(plot: Plot, name: str) -> Iterator[str]:
     last = spans[-1]
     bars.append(f'<text x="0" y="{_WORDS}">{moment(spans[0].start_us)}</text>')
     bars.append(f'<text x="{_WIDTH}" y="{_WORDS}" text-anchor="end">{moment(last.start_us)}</text>')
-    asked, denied = sum(span.asked for span in spans), sum(span.denied for span in spans)
-    told = (
-        f"{name} over time: {asked:,} asked, {denied:,} over the limit; at most {most:,} in "
+    requests, denied = sum(span.requests for span in spans), sum(span.denied for span in spans)
+    description = (
+        f"{name} over time: {requests:,} asked, {denied:,} over the limit; at most {most:,} in "
         f"{_seconds(plot.width_seconds)} from {moment(peak.start_us)}"
     )
     shown = (
         f'<span class="key a"></span>asked<span class="key d"></span>over the limit, in bars of '
         f"{_seconds(plot.width_seconds)}; the highest is {most:,}"
     )
-    yield from _figure(bars, told, shown)
+    yield from _figure(bars, description, shown)
 
 
 def _seconds(seconds: int) -> str:
@@ -277,11 +267,11 @@ def _seconds(seconds: int) -> str:
     return f"{seconds} second{'' if seconds == 1 else 's'}"
 
 
-def _figure(shapes: Sequence[str], told: str, shown: str) -> Iterator[str]:
-    """A plot; who cannot see it is `told` what it says."""
+def _figure(shapes: Sequence[str], description: str, shown: str) -> Iterator[str]:
+    """A plot; `description` says the same to who cannot see it."""
     yield "<figure>"
     box = f"0 -{_TICKS} {_WIDTH} {_HEIGHT + 2 * _TICKS}"
-    yield f'<svg viewBox="{box}" role="img" aria-label="{_text(told)}">'
+    yield f'<svg viewBox="{box}" role="img" aria-label="{_text(description)}">'
     yield f'<line class="axis" x1="0" y1="{_HEIGHT}" x2="{_WIDTH}" y2="{_HEIGHT}"/>'
     yield from shapes
     yield f"</svg>\n<figcaption>{shown}</figcaption>\n</figure>"
@@ -322,14 +312,14 @@ def _table(
     """A table of cells that are markup already; the first of each row names it."""
     yield f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption)}">'
     yield f"<table>\n<caption>{_text(caption)}</caption>\n<thead><tr>"
-    for place, name in enumerate(head):
-        kind = ' class="number"' if place in numeric else ""
+    for index, name in enumerate(head):
+        kind = ' class="number"' if index in numeric else ""
         yield f'<th scope="col"{kind}>{name}</th>'
     yield "</tr></thead>\n<tbody>"
     for row in rows:
         yield f'<tr><th scope="row">{row[0]}</th>'
-        for place, cell in enumerate(row[1:], 1):
-            kind = ' class="number"' if place in numeric else ""
+        for index, cell in enumerate(row[1:], 1):
+            kind = ' class="number"' if index in numeric else ""
             yield f"<td{kind}>{cell}</td>"
         yield "</tr>"
     yield "</tbody>\n</table>\n</div>"

@@ -17,9 +17,9 @@ from ratelimit_service.model import MAX_EXACT, SECOND_US, Code, Request
 __all__ = [
     "LAST_US",
     "Block",
-    "Known",
     "Moments",
     "RecordedRequest",
+    "RequestCache",
     "in_order",
     "merged",
     "moment_us",
@@ -43,13 +43,13 @@ _ENTRY_BYTES: Final = 200
 class RecordedRequest:
     """A request of a log: one object for all lines that ask it, so that each is planned once."""
 
-    __slots__ = ("beside", "plan", "request", "size")
+    __slots__ = ("compared_plan", "plan", "request", "size")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.plan: object = None
         """For the one that asks it of rules."""
-        self.beside: object = None
+        self.compared_plan: object = None
         """For the one that asks it of others at the same time."""
         self.size = _size(request)
         """About how many bytes of memory it takes."""
@@ -73,11 +73,17 @@ class Block(NamedTuple):
     requests: list[RecordedRequest]
     codes: list[Code | None]
 
+    def add(self, at_us: int, recorded: RecordedRequest, code: Code | None = None) -> None:
+        """Adds a request."""
+        self.times.append(at_us)
+        self.requests.append(recorded)
+        self.codes.append(code)
+
 
 _K = TypeVar("_K")
 
 
-class Known(Generic[_K]):
+class RequestCache(Generic[_K]):
     """Requests that came before, by what stands for them in a log: to read takes longer.
 
     Logs of one form share it, so that equal requests are one object, which is planned once.
@@ -89,17 +95,17 @@ class Known(Generic[_K]):
         self.requests: dict[_K, RecordedRequest] = {}
         self._bytes = 0
 
-    def keep(self, key: _K, size: int, request: Request) -> RecordedRequest:
+    def add(self, key: _K, size: int, request: Request) -> RecordedRequest:
         """Keeps a request, if its key is not too large: it has so many bytes or characters."""
-        asked = RecordedRequest(request)
+        recorded = RecordedRequest(request)
         if size > _MOST_TEXT:
-            return asked
-        self._bytes += asked.size
+            return recorded
+        self._bytes += recorded.size
         if len(self.requests) >= _MOST_KNOWN or self._bytes > _MOST_BYTES:
             self.requests.clear()
-            self._bytes = asked.size
-        self.requests[key] = asked
-        return asked
+            self._bytes = recorded.size
+        self.requests[key] = recorded
+        return recorded
 
 
 _MOST_KNOWN: Final = 1 << 16
@@ -132,9 +138,9 @@ def _by_time(block: Block) -> Block:
         return block  # as logs of ours nearly always are
     order = sorted(range(len(times)), key=times.__getitem__)
     return Block(
-        [times[place] for place in order],
-        [requests[place] for place in order],
-        [codes[place] for place in order],
+        [times[index] for index in order],
+        [requests[index] for index in order],
+        [codes[index] for index in order],
     )
 
 
@@ -161,17 +167,17 @@ def in_order(
 
 def _bytes(block: Block) -> int:
     size = 0
-    for asked in block.requests:
-        size += asked.size
+    for recorded in block.requests:
+        size += recorded.size
     return size
 
 
 def _beyond(requests: Sequence[RecordedRequest], most_bytes: int) -> int:
     """How many of the first requests to drop, so that the others have at most so many bytes."""
-    for place in range(len(requests) - 1, -1, -1):
-        most_bytes -= requests[place].size
+    for index in range(len(requests) - 1, -1, -1):
+        most_bytes -= requests[index].size
         if most_bytes < 0:
-            return place + 1
+            return index + 1
     return 0
 
 
@@ -187,23 +193,23 @@ def _merged(logs: Sequence[Iterator[Block]]) -> Iterator[Block]:
     rests = [_none() for _ in logs]
     ended = [False] * len(logs)
     while True:
-        for place, log in enumerate(logs):
-            while not rests[place].times and not ended[place]:
+        for index, log in enumerate(logs):
+            while not rests[index].times and not ended[index]:
                 more = next(log, None)
                 if more is None:
-                    ended[place] = True
+                    ended[index] = True
                 else:
-                    rests[place] = more
+                    rests[index] = more
         read_to = [rest.times[-1] for rest in rests if rest.times]
         if not read_to:
             return
         until_us = min(read_to)
         block = _none()
         bisect = bisect_right
-        for place, rest in enumerate(rests):
+        for index, rest in enumerate(rests):
             behind = _cut(rest, bisect(rest.times, until_us))
-            rests[place] = behind
-            if rest.times and not behind.times and not ended[place]:
+            rests[index] = behind
+            if rest.times and not behind.times and not ended[index]:
                 bisect = bisect_left  # this log may have more of that moment, which comes first
             if block.times:
                 _add(block, rest)
@@ -245,7 +251,7 @@ def moment_us(text: str) -> int:
 _SECOND: Final = len("2026-01-31T14:03:07")
 _MOST_SECONDS: Final = 1_000
 _DIGITS: Final = 6
-"""Of a fraction of a second; what has more is read the long way."""
+"""Of a fraction of a second; what has more is read by the slow path."""
 
 
 class Moments:
@@ -287,17 +293,17 @@ class Moments:
         if not 0 < digits <= _DIGITS or set(map(len, texts)) != {size}:
             return list(map(self.moment_us, texts))
         ordered = sorted(texts)
-        found: list[int] = []
+        moments: list[int] = []
         start = 0
         while start < len(ordered):
             # All between two texts in order begin as both do.
             second = _second(ordered[start])
             end = bisect_right(ordered, second, start, key=_second)
-            found += self._in_second(second, ordered[start:end], digits)
+            moments += self._in_second(second, ordered[start:end], digits)
             start = end
         if ordered == texts:
-            return found
-        known = dict(zip(ordered, found, strict=True))
+            return moments
+        known = dict(zip(ordered, moments, strict=True))
         return [known[text] for text in texts]
 
     def _in_second(self, second: str, texts: Sequence[str], digits: int) -> list[int]:

@@ -7,19 +7,23 @@ What must not live here: how it is shown (`text`, `page`), and which findings th
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.containers.sketches import Frequent, TopNames
 from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import Mode
 from ratelimit_service.rule_lab.replay.findings import Finding, Suggestion, findings_of, suggestions
-from ratelimit_service.rule_lab.replay.play import Replay, SideChanges, Trace
+from ratelimit_service.rule_lab.replay.play import Replay, SideChanges
 from ratelimit_service.rule_lab.replay.sketches import CallerSample
 from ratelimit_service.rule_lab.replay.timeline import Span, Timeline
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rule_lab.replay.use import LimitUse, RuleUse
 from ratelimit_service.rules.texts import limit_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "DEMAND_BOUNDS",
@@ -31,6 +35,7 @@ __all__ = [
     "as_json",
     "moment",
     "report_of",
+    "side_changes",
 ]
 
 SCHEMA: Final = 1
@@ -149,43 +154,40 @@ class Report:
     @property
     def changes(self) -> bool:
         """Whether any request changes side."""
-        sides = (self.newly_denied, self.newly_allowed)
-        return any(side is not None and side.requests for side in sides)
+        return any(side_changes(self))
+
+
+def side_changes(report: Report | RuleReport) -> Iterator[tuple[str, ChangeReport]]:
+    """What changes side, `newly denied` and `newly allowed`, if anything does."""
+    for what, change in (
+        ("newly denied", report.newly_denied),
+        ("newly allowed", report.newly_allowed),
+    ):
+        if change is not None and change.requests:
+            yield what, change
 
 
 def as_json(report: Report) -> dict[str, object]:
     """The report for programs."""
-    plain = asdict(report)
-    plain["plot"] = _plain_plot(report.plot)
-    for rules, reports in (("rules", report.rules), ("removed", report.removed)):
-        for each, of in zip(plain[rules], reports, strict=True):
-            each["plot"] = _plain_plot(of.plot)
-            _name_tops(each, of)
-    _name_tops(plain, report)
-    return {"version": SCHEMA, **plain}
+    return {"version": SCHEMA, **_fields(report)}
 
 
-def _plain_plot(plot: Plot) -> dict[str, object]:
-    return {
-        "width_seconds": plot.width_seconds,
-        "spans": [
-            {"start": moment(span.start_us), "asked": span.asked, "denied": span.denied}
-            for span in plot.spans
-        ],
-    }
+def _fields(value: DataclassInstance) -> dict[str, object]:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
-def _name_tops(plain: dict[str, object], of: Report | RuleReport) -> None:
-    """Writes tuples with names as mappings."""
-    if isinstance(of, RuleReport):
-        plain["top_denied"] = [each._asdict() for each in of.top_denied]
-    for side, change in (("newly_denied", of.newly_denied), ("newly_allowed", of.newly_allowed)):
-        if change is not None:
-            plain[side] = {
-                "requests": change.requests,
-                "callers": change.callers,
-                "top": [each._asdict() for each in change.top],
-            }
+def _plain(value: object) -> object:
+    """The value as JSON has it."""
+    if isinstance(value, Span):
+        start = moment(value.start_us)
+        return {"start": start, "asked": value.requests, "denied": value.denied}
+    if isinstance(value, Frequent):
+        return value._asdict()
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return _fields(value)
+    return value
 
 
 def moment(at_us: int) -> str:
@@ -253,7 +255,7 @@ def _rule(
     declared = use.declared
     compared = replay.old is not None
     denied_callers = sum(caller.denied > 0 for caller in use.callers)
-    limits = tuple(_limit(limit, place, use, percent) for place, limit in enumerate(use.limits))
+    limits = tuple(_limit(limit, index, use, percent) for index, limit in enumerate(use.limits))
     over = use.denied + use.admitted_over
     busiest, busiest_us = use.timeline.busiest()
     return RuleReport(
@@ -261,9 +263,9 @@ def _rule(
         rule=path or "limits that callers bring",
         source=str(declared.source) if declared else "",
         mode=_mode(use),
-        asked=use.asked,
+        asked=use.requests,
         hits=use.hits,
-        allowed=use.asked - use.denied - use.held_back,
+        allowed=use.requests - use.denied - use.held_back,
         denied=use.denied,
         admitted_over=use.admitted_over,
         held_back=use.held_back,
@@ -290,12 +292,12 @@ def _mode(use: RuleUse) -> str:
     return {Mode.ENFORCED: "enforced", Mode.SHADOW: "shadow", Mode.QUOTA: "quota"}[use.rule.mode]
 
 
-def _limit(limit: LimitUse, place: int, use: RuleUse, percent: float) -> LimitReport:
+def _limit(limit: LimitUse, index: int, use: RuleUse, percent: float) -> LimitReport:
     most = limit.spec.limit
     demand = [0] * (len(DEMAND_BOUNDS) + 1)
     if limit.demand is not None and most:
         for caller in use.callers:
-            share = caller.peaks[place] / most
+            share = caller.peaks[index] / most
             demand[sum(share > bound for bound in DEMAND_BOUNDS)] += 1
     return LimitReport(
         text=limit_text(limit.limit),
@@ -305,7 +307,7 @@ def _limit(limit: LimitUse, place: int, use: RuleUse, percent: float) -> LimitRe
         peak_caller=limit.peak_name,
         peak_at=moment(limit.peak_us),
         denied=limit.denied,
-        suggestions=tuple(suggestions(limit, place, use, percent)),
+        suggestions=tuple(suggestions(limit, index, use, percent)),
         demand=tuple(demand),
     )
 
@@ -327,7 +329,7 @@ def _of_rule(use: RuleUse) -> ChangeReport:
 
 
 def _unmet(trace: Trace) -> tuple[UnmetRule, ...]:
-    met = {  # a rule has several uses if its limits hold at different times
+    matched = {  # a rule has several uses if its limits hold at different times
         (domain, use.declared.path)
         for (domain, _), use in trace.uses.items()
         if use.declared is not None
@@ -336,7 +338,7 @@ def _unmet(trace: Trace) -> tuple[UnmetRule, ...]:
         UnmetRule(domain.name, rule.path, str(rule.source))
         for domain in trace.snapshot.domains.values()
         for rule in domain.rules
-        if (domain.name, rule.path) not in met
+        if (domain.name, rule.path) not in matched
     )
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ratelimit_service.containers.sketches import Frequent
-from ratelimit_service.rule_lab.replay.report import ChangeReport, LimitReport, Report, RuleReport
+from ratelimit_service.rule_lab.replay.report import (
+    ChangeReport,
+    LimitReport,
+    Report,
+    RuleReport,
+    side_changes,
+)
 
 __all__ = ["frequent", "headline", "lines_of", "part", "suggested"]
 
@@ -16,12 +22,7 @@ _SHOWN = 5
 def lines_of(report: Report) -> Iterator[str]:
     """The whole report."""
     yield from headline(report)
-    for change, what in (
-        (report.newly_denied, "newly denied"),
-        (report.newly_allowed, "newly allowed"),
-    ):
-        if change is not None and change.requests:
-            yield f"  {changed(change)} {what}: {frequent(change.top[:_SHOWN])}"
+    yield from _changes(report)
     for note in report.notes:
         yield f"  note: {note}"
     for rule in report.rules:
@@ -39,6 +40,11 @@ def lines_of(report: Report) -> Iterator[str]:
         yield f"domain {domain}: {_requests(count)} had a descriptor that met no rule"
 
 
+def _changes(report: Report | RuleReport) -> Iterator[str]:
+    for what, change in side_changes(report):
+        yield f"  {changed(change)} {what}: {frequent(change.top[:_SHOWN])}"
+
+
 def headline(report: Report) -> Iterator[str]:
     """What was asked, and what came of it, in a few sentences."""
     yield f"{_requests(report.requests)} from {report.first} to {report.last}"
@@ -48,9 +54,9 @@ def headline(report: Report) -> Iterator[str]:
         if not report.changes:
             yield "no request changes side"
     if report.recorded:
-        told = sum(report.recorded.values())
+        recorded = sum(report.recorded.values())
         denied = report.recorded.get("OVER_LIMIT", 0)
-        yield f"the logs say that {part(denied, told)} were denied when they were recorded"
+        yield f"the logs say that {part(denied, recorded)} were denied when they were recorded"
 
 
 def changed(change: ChangeReport) -> str:
@@ -83,9 +89,7 @@ def _rule(rule: RuleReport) -> Iterator[str]:
     if rule.top_denied:
         names = frequent(rule.top_denied[:_SHOWN], rule.denials)
         yield f"  denied most often: {names}"
-    for change, what in ((rule.newly_denied, "denied"), (rule.newly_allowed, "allowed")):
-        if change is not None and change.requests:
-            yield f"  {changed(change)} newly {what}: {frequent(change.top[:_SHOWN])}"
+    yield from _changes(rule)
     for finding in rule.findings:
         yield f"  -> {finding.text}"
 
@@ -101,12 +105,12 @@ def _limit(limit: LimitReport) -> Iterator[str]:
 
 def suggested(limit: LimitReport) -> str:
     """The suggestions as one sentence."""
-    each = [
+    parts = [
         f"{'more than ' if one.beyond else ''}{one.number:,} for {one.percent:g} %"
         for one in limit.suggestions
     ]
     key = limit.suggestions[0].key
-    return f"smallest {key} that denies at most so many callers: {', '.join(each)}"
+    return f"smallest {key} that denies at most so many callers: {', '.join(parts)}"
 
 
 def frequent(names: Sequence[Frequent], whole: int = 0) -> str:

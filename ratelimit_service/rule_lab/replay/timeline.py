@@ -23,7 +23,7 @@ class Span(NamedTuple):
     """What came from a moment on, in microseconds since 1970, for the timeline's width."""
 
     start_us: int
-    asked: int
+    requests: int
     denied: int
 
 
@@ -34,12 +34,12 @@ class Timeline:
     """
 
     __slots__ = (
-        "_asked",
         "_busiest",
         "_busiest_us",
         "_denied",
         "_ends_us",
         "_next_us",
+        "_requests",
         "_second_began",
         "_second_ends_us",
         "_spans",
@@ -52,10 +52,10 @@ class Timeline:
         self._widened = 0
         self._spans: dict[int, tuple[int, int]] = {}
         """What was asked and denied, by the number of the span."""
-        self._asked = self._denied = 0
+        self._requests = self._denied = 0
         """Of the span that has begun."""
         self._second_began = 0
-        """What `_asked` was when the second began; below 0 if the span began in the second."""
+        """What `_requests` was when the second began; below 0 if the span began in the second."""
         self._ends_us = self._second_ends_us = self._next_us = 0
         """When the span and the second end, and the first of the two."""
         self._busiest = self._busiest_us = 0
@@ -64,24 +64,24 @@ class Timeline:
         """Adds a request at a moment that is not before the last one; `denied` is 0 or 1."""
         if at_us >= self._next_us:
             self._settle(at_us)
-        self._asked += 1
+        self._requests += 1
         self._denied += denied
 
     def add_all(self, times: Sequence[int], denied: Sequence[int]) -> None:
         """As `add` of many; `denied` are the times of those that were denied, in their order."""
-        place = before = 0
-        while place < len(times):
-            if times[place] >= self._next_us:
-                self._settle(times[place])
-            end = bisect_left(times, self._next_us, place)
+        index = before = 0
+        while index < len(times):
+            if times[index] >= self._next_us:
+                self._settle(times[index])
+            end = bisect_left(times, self._next_us, index)
             denied_to = bisect_left(denied, self._next_us, before)
-            self._asked += end - place
+            self._requests += end - index
             self._denied += denied_to - before
-            place, before = end, denied_to
+            index, before = end, denied_to
 
     def busiest(self) -> tuple[int, int]:
         """The most that came in one second of the clock, and when that was."""
-        busy = self._asked - self._second_began
+        busy = self._requests - self._second_began
         if busy > self._busiest:
             return busy, self._second_ends_us - SECOND_US
         return self._busiest, self._busiest_us
@@ -102,7 +102,7 @@ class Timeline:
     def _settle(self, at_us: int) -> None:
         if at_us >= self._second_ends_us:
             self._busiest, self._busiest_us = self.busiest()
-            self._second_began = self._asked
+            self._second_began = self._requests
             self._second_ends_us = (at_us // SECOND_US + 1) * SECOND_US
         if at_us >= self._ends_us:
             self._settle_span()
@@ -110,12 +110,12 @@ class Timeline:
         self._next_us = min(self._second_ends_us, self._ends_us)
 
     def _settle_span(self) -> None:
-        if self._asked:
+        if self._requests:
             number = self._ends_us // self.width_us - 1
-            asked, denied = self._spans.get(number, (0, 0))
-            self._spans[number] = asked + self._asked, denied + self._denied
-            self._second_began -= self._asked
-            self._asked = self._denied = 0
+            requests, denied = self._spans.get(number, (0, 0))
+            self._spans[number] = requests + self._requests, denied + self._denied
+            self._second_began -= self._requests
+            self._requests = self._denied = 0
             while len(self._spans) > MOST_SPANS:
                 self._widen()
 
@@ -124,7 +124,7 @@ class Timeline:
         self._widened += 1
         self.width_us *= times
         wider: dict[int, tuple[int, int]] = {}
-        for number, (asked, denied) in self._spans.items():
+        for number, (requests, denied) in self._spans.items():
             before = wider.get(number // times, (0, 0))
-            wider[number // times] = before[0] + asked, before[1] + denied
+            wider[number // times] = before[0] + requests, before[1] + denied
         self._spans = wider

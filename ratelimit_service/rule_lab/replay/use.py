@@ -87,7 +87,6 @@ class RuleUse:
 
     __slots__ = (
         "admitted_over",
-        "asked",
         "brief",
         "callers",
         "changed",
@@ -100,6 +99,7 @@ class RuleUse:
         "least",
         "limits",
         "refunds",
+        "requests",
         "rule",
         "timeline",
     )
@@ -117,7 +117,7 @@ class RuleUse:
         self.brief = False
         """Whether nothing is asked for but its denials, and who changes side by it."""
         self.limits = [LimitUse(each.limit, each.spec) for each in rule.limits]
-        self.asked = self.hits = self.refunds = 0
+        self.requests = self.hits = self.refunds = 0
         self.denied = 0
         """It was over, and the request was denied."""
         self.admitted_over = 0
@@ -134,36 +134,36 @@ class RuleUse:
         self.least = self.limits[0].spec.limit + 1 if self.limits else 0
         """The least that remained of a rule's only limit."""
 
-    def new_caller(self, place: int) -> Caller:
+    def new_caller(self, key_hash: int) -> Caller:
         """A caller that the sample wants, and has not yet."""
         caller = Caller(len(self.limits))
-        gone = self.callers.put(place, caller)
+        gone = self.callers.put(key_hash, caller)
         if gone is not None:
             gone.followed = False
         return caller
 
     def follow(self, caller: Caller, hits: Sequence[Hit], times: Sequence[int]) -> None:
         """Follows what a caller in the sample asks at some times, whatever comes of it."""
-        for place, hit in enumerate(hits):
-            spec = self.limits[place].demand
+        for index, hit in enumerate(hits):
+            spec = self.limits[index].demand
             if spec is None:
                 continue
             if spec.adds and hit.addend and not hit.refund:
-                self._follow_windows(caller, place, hit.addend, times, spec)
+                self._follow_windows(caller, index, hit.addend, times, spec)
                 continue
             if spec.paired and hit.addend and not hit.refund:
-                self._follow_pairs(caller, place, hit.addend, times, spec)
+                self._follow_pairs(caller, index, hit.addend, times, spec)
                 continue
             for at_us in times:
-                self._follow_one(caller, place, hit, at_us, spec)
+                self._follow_one(caller, index, hit, at_us, spec)
 
     def _follow_windows(
-        self, caller: Caller, place: int, addend: int, times: Sequence[int], spec: CounterSpec
+        self, caller: Caller, index: int, addend: int, times: Sequence[int], spec: CounterSpec
     ) -> None:
         """The same where all that comes in a window of the clock just adds up."""
-        state, start = caller.states[place], 0
+        state, start = caller.states[index], 0
         number = state if isinstance(state, int) else -1
-        peak, limit, window_us = caller.peaks[place], spec.limit, spec.window_us
+        peak, limit, window_us = caller.peaks[index], spec.limit, spec.window_us
         while start < len(times):
             at_us = times[start]
             end = len(times)
@@ -176,64 +176,62 @@ class RuleUse:
                 number = counted
                 peak = max(peak, limit - remaining)
             start = end
-        caller.states[place], caller.peaks[place] = number, peak
+        caller.states[index], caller.peaks[index] = number, peak
 
     def _follow_pairs(
-        self, caller: Caller, place: int, addend: int, times: Sequence[int], spec: CounterSpec
+        self, caller: Caller, index: int, addend: int, times: Sequence[int], spec: CounterSpec
     ) -> None:
         """The same where two counts are all there is (`CounterSpec.paired`)."""
-        number, before, count = sliding_window.unpacked(caller.states[place])
-        least = spec.limit - caller.peaks[place]
+        number, before, count = sliding_window.unpacked(caller.states[index])
+        least = spec.limit - caller.peaks[index]
         for at_us in times:
-            found = sliding_window.passing(number, before, count, at_us, addend, spec)
-            remaining = found[3]
+            counts = sliding_window.passing(number, before, count, at_us, addend, spec)
+            remaining = counts[3]
             if remaining < 0:
                 least = 0  # so much is asked that it does not matter how much more
             else:
-                number, before, count, _, _ = found
+                number, before, count, _, _ = counts
                 least = min(least, remaining)
         if number >= 0:
-            caller.states[place] = sliding_window.packed(number, before, count)
-        caller.peaks[place] = spec.limit - least
+            caller.states[index] = sliding_window.packed(number, before, count)
+        caller.peaks[index] = spec.limit - least
 
     def _follow_one(
-        self, caller: Caller, place: int, hit: Hit, at_us: int, spec: CounterSpec
+        self, caller: Caller, index: int, hit: Hit, at_us: int, spec: CounterSpec
     ) -> None:
         states, peaks, algorithm = caller.states, caller.peaks, spec.algorithm
         if hit.refund:
-            gone = algorithm.refund(states[place], at_us, hit.addend, spec, b"", None)
-            states[place] = gone.state
+            gone = algorithm.refund(states[index], at_us, hit.addend, spec, b"", None)
+            states[index] = gone.state
             return
         passed, state, remaining, *_ = algorithm.charge(
-            states[place], at_us, hit.addend, spec, False, b""
+            states[index], at_us, hit.addend, spec, False, b""
         )
         if passed:
-            states[place] = state
+            states[index] = state
             used = spec.limit - remaining
         else:
             used = spec.limit
-        if used > peaks[place]:  # noqa: PLR1730 -- a call of max costs as much as the rest
-            peaks[place] = used
+        if used > peaks[index]:  # noqa: PLR1730 -- a call of max costs as much as the rest
+            peaks[index] = used
 
-    def reach(self, remaining: int, name: str, at_us: int) -> None:
-        """Notes that never so little remained of the rule's only limit."""
-        limit = self.limits[0]
-        self.least = remaining
-        limit.peak, limit.peak_name, limit.peak_us = limit.spec.limit - remaining, name, at_us
+    def reach(self, used: int, limit: LimitUse, name: str, at_us: int) -> None:
+        """Notes that so much of a limit was never used before."""
+        limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
+        self.least = limit.spec.limit - used
 
     def within(
         self, name: str, addend: int, outcomes: Sequence[Outcome], start: int, at_us: int
     ) -> None:
         """A request of which no hit was over; this rule's outcomes begin at `start`."""
-        self.asked += 1
+        self.requests += 1
         self.hits += addend
         self.timeline.add(at_us)
         for limit in self.limits:
             used = limit.spec.limit - outcomes[start].remaining
             start += 1
             if used > limit.peak:
-                limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
-                self.least = limit.spec.limit - used
+                self.reach(used, limit, name, at_us)
 
     def settled(
         self,
@@ -246,27 +244,23 @@ class RuleUse:
         enforced: bool,
     ) -> bool:
         """As `within`, of any request; tells whether this rule was over."""
-        self.asked += 1
+        self.requests += 1
         self.hits += addend
+        denies = enforced and not passes
         over = False
         for limit, outcome in zip(self.limits, outcomes, strict=False):
-            if outcome is None:
-                continue
+            if outcome is None or not (outcome.over or passes):
+                continue  # it is not counted
             if outcome.over:
                 over = True
-                if enforced and not passes:
-                    limit.denied += 1
-            elif not passes:
-                continue  # it is not counted
+                limit.denied += denies
             used = limit.spec.limit - outcome.remaining
             if used > limit.peak:
-                limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
-                self.least = limit.spec.limit - used
-        denied = over and enforced and not passes
+                self.reach(used, limit, name, at_us)
         self.timeline.add(at_us, int(over))
         if over:
             self.deniers.add(name)
-        if denied:
+        if over and denies:
             self.denied += 1
         elif over:
             self.admitted_over += 1

@@ -1,6 +1,6 @@
 """Tests of rules as people write them: from a `NAME.test.yaml` to cases and their steps.
 
-What must not live here: how a case is run (`trial`). The file's form is told in
+What must not live here: how a case is run (`rule_test_run`). The file's form is told in
 docs/testing-rules.md.
 """
 
@@ -51,9 +51,9 @@ _EXPECT_KEYS = (
 _STEP_KEYS = ("at", "domain", "descriptors", "hits", "override", "times", *_EXPECT_KEYS)
 _OVERRIDE_KEYS = ("unit", "unit_multiplier", "requests_per_unit")
 _OVERRIDE = "{unit: minute, requests_per_unit: 20}"
-_PLACES = {
-    key: place
-    for place, keys in (
+_POSITIONS = {
+    key: position
+    for position, keys in (
         ("in override", _OVERRIDE_KEYS),
         ("in a step", _STEP_KEYS),
         ("in a case", _CASE_KEYS),
@@ -121,18 +121,18 @@ def find_case_files(paths: Sequence[Path]) -> list[Path]:
 
     Raises RulesError if there are none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
             below = sorted(path.rglob(f"*{TESTS}"))
             if not below:
                 raise RulesError(f"{path}: there is no file *{TESTS} in this directory")
-            found += below
+            files += below
         elif path.exists():
-            found.append(path)
+            files.append(path)
         else:
             raise RulesError(f"{path}: there is no such file or directory")
-    return found
+    return files
 
 
 def read_cases(path: Path, common: Settings | None = None) -> CaseFile:
@@ -145,7 +145,7 @@ def read_cases(path: Path, common: Settings | None = None) -> CaseFile:
     rules = path
     data = _bytes(path)
     try:
-        root = document(reader, reader.composed(data), _FILE_KEYS, _PLACES)
+        root = document(reader, reader.composed(data), _FILE_KEYS, _POSITIONS)
         if "cases" not in root and parse(str(path), data).domain:
             raise RulesError(_of_rules(path))
         rules = _rules(root, path)
@@ -174,10 +174,10 @@ def _of_rules(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     """Read as a rule file is: only a regular file, of a bounded size."""
-    found = read_rule_files(path)
-    for name, why in found.unread.items():
+    read = read_rule_files(path)
+    for name, why in read.unread.items():
         raise RulesError(f"{name} cannot be read: {why}")
-    return found.files[str(path)]
+    return read.files[str(path)]
 
 
 def _rules(root: Fields, path: Path) -> Path:
@@ -373,13 +373,13 @@ def _settings(fields: Fields, base: Settings) -> Settings:
     """`base` with the settings that a mapping names, as they are called in the rule service."""
     if not fields.given("settings"):
         return base
-    known = {each.name: each for each in settings() if each.group in _SETTING_GROUPS}
+    known = {setting.name: setting for setting in settings() if setting.group in _SETTING_GROUPS}
     given = fields.mapping("settings", tuple(known))
-    found: dict[str, Any] = {}  # each as its setting declares
-    for name, each in known.items():
+    chosen: dict[str, Any] = {}  # each as its setting declares
+    for name, setting in known.items():
         if given.given(name):
             try:
-                found[name] = each.parse(given.text(name))
+                chosen[name] = setting.parse(given.text(name))
             except SettingsError as error:
                 given.report("settings", f"{name}: {error}", value=name)
-    return replace(base, **found)
+    return replace(base, **chosen)

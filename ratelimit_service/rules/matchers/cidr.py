@@ -196,14 +196,18 @@ class _ByAddress(Index):
     def first(self, value: str) -> int:
         """The one with the longest prefix."""
         address = address_of(value)
-        return -1 if address is None else self._families[address[0]].first(address[1])
+        if address is None:
+            return -1
+        family, number = address
+        return self._families[family].first(number)
 
     def all(self, value: str) -> Iterable[int]:
         """The longest prefix first."""
         address = address_of(value)
         if address is None:
             return ()
-        return dict.fromkeys(self._families[address[0]].all(address[1]))
+        family, number = address
+        return dict.fromkeys(self._families[family].all(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,7 @@ class Networks(Matcher):
         return matcher_name(self.key, *map(str, sorted(self.networks)))
 
     @property
-    def rank(self) -> int:
+    def precedence(self) -> int:
         """Before regular expressions and patterns."""
         return _BEFORE_PATTERNS
 

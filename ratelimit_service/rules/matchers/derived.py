@@ -132,9 +132,9 @@ class _GroupedMatcher(_Derived):
     matcher: Matcher
 
     @property
-    def rank(self) -> int:
+    def precedence(self) -> int:
         """That of the other one."""
-        return self.matcher.rank
+        return self.matcher.precedence
 
     def matches(self, value: str) -> bool:
         """Whether the other one takes what a value is grouped to."""
@@ -235,7 +235,7 @@ class _Texts(_Derived):
     texts: Sequence[str]
 
     @property
-    def rank(self) -> int:
+    def precedence(self) -> int:
         """Before networks and patterns; values as they stand before those that are grouped.
 
         As they stand they would be looked up, before all others, if they did not end.
@@ -254,7 +254,7 @@ class _Any(_Derived):
     text: str
 
     @property
-    def rank(self) -> int:
+    def precedence(self) -> int:
         """After all others."""
         return _AFTER_ALL
 

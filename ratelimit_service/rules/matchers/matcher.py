@@ -140,7 +140,7 @@ class Matcher(ABC):
     covers_by_text: ClassVar[bool] = False
     """Whether one that covers another always takes the other's `covered_text`, as a value."""
     beaten: ClassVar[str] = "was declared later"
-    """Why one that takes a value stands behind another of its rank, for `explain`."""
+    """Why one that takes a value stands behind another of its precedence, for `explain`."""
     text: str
     """What it takes, as files write it. Two that take other values have other texts."""
 
@@ -183,8 +183,8 @@ class Matcher(ABC):
         return matcher_name(self.key, self.text)
 
     @property
-    def rank(self) -> int:
-        """Those of lower rank are asked first, and of equal rank those declared first."""
+    def precedence(self) -> int:
+        """Those of the lowest are asked first, and of equal precedence those declared first."""
         return 0
 
     @property

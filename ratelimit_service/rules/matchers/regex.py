@@ -249,7 +249,7 @@ def _at(text: str, error: str) -> str:
     """Where in a pattern the mistake is that RE2 names: it quotes the text that begins there."""
     what, _, quoted_part = error.partition(": ")
     if what in {"missing )", "unexpected )"}:
-        at = _lonely(text)
+        at = _unmatched_parenthesis(text)
     elif what == "trailing \\":
         at = len(text) - 1
     else:
@@ -257,7 +257,7 @@ def _at(text: str, error: str) -> str:
     return f", at character {at + 1}" if at >= 0 else ""
 
 
-def _lonely(text: str) -> int:
+def _unmatched_parenthesis(text: str) -> int:
     """The index of a parenthesis that has no partner; -1 if all have one."""
     opened: list[int] = []
     for part in _PARTS.finditer(text):
@@ -288,16 +288,16 @@ def _growing_together(patterns: Sequence[Regex]) -> Iterator[tuple[int, Regex]]:
     beginnings: dict[str, int] = {}
     most, worst = 0, patterns[0]
     texts: list[str] = []
-    for each in patterns:
-        text = _beginning(each.text)
-        beginnings[text] = beginnings.get(text, 0) + each.size
+    for pattern in patterns:
+        text = _beginning(pattern.text)
+        beginnings[text] = beginnings.get(text, 0) + pattern.size
         texts.append(text)
         if len(texts) % _AT_ONCE == 0:
             yield most, worst
-    for number, (each, text) in enumerate(zip(patterns, texts, strict=True), 1):
+    for number, (pattern, text) in enumerate(zip(patterns, texts, strict=True), 1):
         size = sum(beginnings.get(text[:end], 0) for end in range(len(text) + 1))
         if size > most:
-            most, worst = size, each
+            most, worst = size, pattern
         if number % _AT_ONCE == 0:
             yield most, worst
     yield most, worst

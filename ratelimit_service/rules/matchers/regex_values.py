@@ -63,22 +63,22 @@ class _Guesser:
     def _sequence(self, depth: int) -> list[str]:
         values = [""]
         while (sign := self._next()) and sign not in "|)":
-            each = self._repeated(self._one(sign, depth), any_character=sign == ".")
-            values = [before + after for before in values for after in each][:_MOST]
+            options = self._repeated(self._one(sign, depth), any_character=sign == ".")
+            values = [before + after for before in values for after in options][:_MOST]
             if max(map(len, values), default=0) > _MOST_CHARACTERS:
                 raise ValueError("too long")
         return values
 
-    def _repeated(self, each: list[str], *, any_character: bool) -> list[str]:
+    def _repeated(self, options: list[str], *, any_character: bool) -> list[str]:
         part = _REPEATED.match(self._text, self._at)
         if part is None:
-            return each
+            return options
         self._at = part.end()
         if any_character and part[0][0] in "*+":
-            return [self._filler or each[0]] if part[0][0] == "+" else [self._filler]
+            return [self._filler or options[0]] if part[0][0] == "+" else [self._filler]
         if part["least"] is not None:
-            return [text * int(part["least"]) for text in each]
-        return each if part[0][0] == "+" else [*each, ""]
+            return [text * int(part["least"]) for text in options]
+        return options if part[0][0] == "+" else [*options, ""]
 
     def _one(self, sign: str, depth: int) -> list[str]:
         if sign == "(":

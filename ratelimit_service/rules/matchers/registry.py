@@ -34,14 +34,14 @@ class TakenValues(NamedTuple):
 def kinds() -> tuple[type[Matcher], ...]:
     """The first matcher of each key: its text explains the key."""
     first: dict[str, type[Matcher]] = {}
-    for each in MATCHERS:
-        first.setdefault(each.key, each)
+    for kind in MATCHERS:
+        first.setdefault(kind.key, kind)
     return tuple(first.values())
 
 
 def keys() -> tuple[str, ...]:
     """The keys of a descriptor that say which values it takes; it may have one of them."""
-    return tuple(dict.fromkeys(each.key for each in MATCHERS))
+    return tuple(dict.fromkeys(kind.key for kind in MATCHERS))
 
 
 def shareable() -> str:
@@ -52,17 +52,13 @@ def shareable() -> str:
 
 def taken(fields: Fields) -> TakenValues | None:
     """Which values a descriptor takes; None if it does not say so rightly, as is noted then."""
-    here = list(dict.fromkeys(fields.among([each.key for each in MATCHERS])))
+    here = list(dict.fromkeys(fields.among([kind.key for kind in MATCHERS])))
     value = fields.text(Pattern.key, several=OneOf.key, most=MAX_TEXT)
     if len(here) > 1:
         message = f"{here[0]} and {here[1]} exclude each other: write a descriptor for each"
         fields.report("matcher", message, key=here[1])
         return None
-    kind = None
-    for each in MATCHERS if here else ():
-        if each.key == here[0] and each.written(fields):
-            kind = each
-            break
+    kind = next((kind for kind in MATCHERS if kind.key in here and kind.written(fields)), None)
     if kind is None:
         return TakenValues(value, None)
     if not fields.given(kind.key):

@@ -14,22 +14,22 @@ __all__ = ["Search"]
 
 
 class Search:
-    """Matchers by rank, those of each rank in the indexes of their kinds.
+    """Matchers by precedence, those of each precedence in the indexes of their kinds.
 
-    Each has a position, by which it goes before others of its rank: the number of those before it.
+    Each has a position, by which it goes before others of its precedence: how many are before it.
     """
 
     def __init__(self) -> None:
         self._size = 0
-        self._ranks: list[int] = []
+        self._precedences: list[int] = []
         self._stages: list[_Stage] = []
 
     def add(self, matcher: Matcher) -> None:
         """Adds the next one as declared."""
-        rank = matcher.rank
-        at = bisect_left(self._ranks, rank)
-        if at == len(self._ranks) or self._ranks[at] != rank:
-            self._ranks.insert(at, rank)
+        precedence = matcher.precedence
+        at = bisect_left(self._precedences, precedence)
+        if at == len(self._precedences) or self._precedences[at] != precedence:
+            self._precedences.insert(at, precedence)
             self._stages.insert(at, _Stage())
         self._stages[at].add(matcher, self._size)
         self._size += 1
@@ -59,7 +59,7 @@ class Search:
 
 
 class _Stage:
-    """Those of one rank."""
+    """Those of one precedence."""
 
     def __init__(self) -> None:
         self._indexes: dict[type[Index], Index] = {}

@@ -12,7 +12,14 @@ from typing import Final
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.eventloop.clock import now_us
-from ratelimit_service.limiter import Plan, Planner, SteeredPlans, grant_end, ruling_of, steer
+from ratelimit_service.limiter import (
+    OverriddenPlans,
+    Plan,
+    Planner,
+    apply_overrides,
+    grant_end,
+    ruling_of,
+)
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind
 from ratelimit_service.model import (
     MAX_ADDEND,
@@ -74,7 +81,7 @@ async def _told(deciding: Deciding, about: About) -> object:
     explained = explain(at_moment(deciding.snapshot(), now_us()), domain, descriptor)
     now = deciding.overrides.clock()
     meeting = deciding.service.steering.meeting(domain, descriptor.entries, now)
-    steered = steer([planned], [meeting], now, deciding.settings)
+    steered = apply_overrides([planned], [meeting], now, deciding.settings)
     limits = _in_force(planned, steered)
     # A limit so high that nothing reaches it: then hits beyond the limit's own are told, too.
     peeks = [
@@ -112,7 +119,7 @@ async def _told(deciding: Deciding, about: About) -> object:
     }
 
 
-def _in_force(planned: Plan, steered: SteeredPlans) -> list[CompiledLimit]:
+def _in_force(planned: Plan, steered: OverriddenPlans) -> list[CompiledLimit]:
     """Each limit of a rule as overrides leave it; the rule's own if they let nothing be counted."""
     (plan,) = steered.plans
     known = {hit.key: limit for limit, hit in zip(plan.rule.limits, plan.hits, strict=True)}
@@ -123,7 +130,7 @@ def _in_force(planned: Plan, steered: SteeredPlans) -> list[CompiledLimit]:
 
 
 def _deciders(
-    steered: SteeredPlans, meeting: Sequence[Override], limit: CompiledLimit
+    steered: OverriddenPlans, meeting: Sequence[Override], limit: CompiledLimit
 ) -> list[Override]:
     """The overrides that decide in a limit's place; grants do so only where they raise it."""
     (plan,) = steered.plans
@@ -138,7 +145,7 @@ def _deciders(
 
 
 def _grants(
-    planned: Plan, meeting: Sequence[Override], steered: SteeredPlans
+    planned: Plan, meeting: Sequence[Override], steered: OverriddenPlans
 ) -> list[list[tuple[Override, Hit]]]:
     """The grants of each limit that holds now, with what looks at their counters."""
     known = {hit.key: hit for granted in steered.grants for hit in granted}

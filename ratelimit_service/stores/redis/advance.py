@@ -8,7 +8,7 @@ from typing import Final
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.model import SECOND_US, Hit, Outcome
 from ratelimit_service.stores import Outcomes
-from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.batch import Background, Urgency
 
 __all__ = ["AdvanceAsked"]
 
@@ -21,9 +21,11 @@ class AdvanceAsked(Background):
 
     __slots__ = ("_heard",)
 
-    def __init__(self, hit: Hit, heard: Callable[[Outcome | None, int], None], rank: int) -> None:
-        super().__init__([[hit]], deadline_us=elapsed_us() + _PATIENCE_US)
-        self.rank = rank
+    def __init__(
+        self, hit: Hit, heard: Callable[[Outcome | None, int], None], priority: int
+    ) -> None:
+        by = Urgency(elapsed_us() + _PATIENCE_US, priority=priority)
+        super().__init__([[hit]], urgency=by)
         self._heard = heard
 
     def answered(

@@ -45,7 +45,7 @@ from ratelimit_service.stores import (
     wanted_at,
 )
 from ratelimit_service.stores.redis.balance import Balance, Taken
-from ratelimit_service.stores.redis.cross_shard import piece_of
+from ratelimit_service.stores.redis.cross_shard import shard_part_of
 
 __all__ = ["Advances", "Lender"]
 
@@ -86,7 +86,9 @@ _WITHIN: Final = Verdict.WITHIN
 class Lender(Protocol):
     """The store that gives advances."""
 
-    def advance(self, hit: Hit, heard: Callable[[Outcome | None, int], None], rank: int, /) -> None:
+    def advance(
+        self, hit: Hit, heard: Callable[[Outcome | None, int], None], priority: int, /
+    ) -> None:
         """Asks for an advance, behind what was charged before it in this turn.
 
         `heard` gets the outcome, with the hits that are given as `charged`, and the server's time;
@@ -139,9 +141,9 @@ class Advances:
         """As the store behind it."""
         return self._store.waits
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         """As in the store behind it."""
-        return self._store.wait_us(rank)
+        return self._store.wait_us(priority)
 
     async def start(self) -> None:
         """As the store behind it."""
@@ -188,11 +190,11 @@ class Advances:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Pays what balances can pay, and has the store settle the rest."""
         if not LEASED.exist or not any(hit[1].advances for hits in requests for hit in hits):
-            self._store.charge(requests, done, wanted, deadline_us, rank)
+            self._store.charge(requests, done, wanted, deadline_us, priority)
             return
         now_us = self._clock()
         found: list[Settled | None] = []
@@ -216,9 +218,9 @@ class Advances:
         if spent:
             self._hits["spent"] += spent
         if taken:
-            self._charge_rest(taken, found, done, wanted, deadline_us, rank)
+            self._charge_rest(taken, found, done, wanted, deadline_us, priority)
         for balance in wanting:
-            self._ask(balance, now_us, rank)
+            self._ask(balance, now_us, priority)
         if not taken:
             done([one for one in found if one is not None])
 
@@ -268,15 +270,15 @@ class Advances:
         done: Done,
         wanted: Wanted,
         deadline_us: int,
-        rank: int,
+        priority: int,
     ) -> None:
         """Charges the hits that balances cannot pay, each request's as a request of its own."""
-        asked = [piece_of(one.hits, one.rest) if one.ats else one.hits for one in taken]
+        asked = [shard_part_of(one.hits, one.rest) if one.ats else one.hits for one in taken]
         if len(asked) < len(found):
             places = [place for place, settled in enumerate(found) if settled is None]
             wanted = partial(wanted_at, wanted, places)
         settled = partial(self._rest_settled, taken, found, done)
-        self._store.charge(asked, settled, wanted, deadline_us, rank)
+        self._store.charge(asked, settled, wanted, deadline_us, priority)
 
     def _rest_settled(
         self,
@@ -355,7 +357,7 @@ class Advances:
             ahead_us = min(ahead_us, spec.algorithm.advance(spec, 0))
         return min(ahead_us, _MOST_AHEAD_US)
 
-    def _ask(self, balance: Balance, now_us: int, rank: int) -> None:
+    def _ask(self, balance: Balance, now_us: int, priority: int) -> None:
         """Asks for what is needed ahead, at the pace of late, less what is held."""
         ahead_us = self._ahead_us(balance)
         lasted_us = now_us - balance.since_us
@@ -378,7 +380,7 @@ class Advances:
             lease=processes.to_bytes(2, "big"),
             policy=FailurePolicy.OPEN,
         )
-        self._lender.advance(asked, partial(self._heard, balance, now_us), rank)
+        self._lender.advance(asked, partial(self._heard, balance, now_us), priority)
 
     def _heard(self, balance: Balance, asked_us: int, outcome: Outcome | None, at_us: int) -> None:
         """Takes an advance. A late one counts as well, until its end."""

@@ -51,14 +51,14 @@ async def audited(servers: Sequence[str], read: ReadLines, most: int, after: str
             if name == servers[0]:
                 raise
     timed = [[(_time_of(line), name, line) for line in part] for name, (_, part) in parts.items()]
-    told = list(islice(merge(*timed, key=itemgetter(0), reverse=True), most))
-    counts = Counter(name for _, name, _ in told)
+    newest = list(islice(merge(*timed, key=itemgetter(0), reverse=True), most))
+    counts = Counter(name for _, name, _ in newest)
     rest = {
         name: (first + counts[name], _digest(lines[counts[name]]))
         for name, (first, lines) in parts.items()
         if counts[name] < len(lines)
     }
-    texts = [line.decode("utf-8", "replace") for _, _, line in told]
+    texts = [line.decode("utf-8", "replace") for _, _, line in newest]
     return Audited(texts, json.dumps(rest) if rest else "")
 
 
@@ -79,5 +79,5 @@ def _digest(line: bytes) -> str:
 
 def _time_of(line: bytes) -> bytes:
     """When a change was made, as its line says; empty if it does not say."""
-    found = _TIME.match(line)
-    return found[1] if found else b""
+    match = _TIME.match(line)
+    return match[1] if match else b""

@@ -1,8 +1,7 @@
 """The queue before one server: batches wait here, and go out as script calls.
 
 Requests of one tick go out together. Only a few calls are under way at a time, so that calls grow
-with the load. What waits is sent in the order of its ranks, and within a rank in the order in which
-it came.
+with the load. What waits is sent in the order of its priorities, and within a priority as it came.
 What must not live here: whether the server is well, and how it is connected (`server`).
 """
 
@@ -23,16 +22,21 @@ from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores import NEVER, RANKS, Outcomes
-from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores import NEVER, PRIORITIES, Outcomes
+from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.keys import slot_of
-from ratelimit_service.stores.redis.batch import Batch, Part
+from ratelimit_service.stores.redis.batch import Batch, Retry
+from ratelimit_service.stores.redis.call_window import CallWindow, SentCalls
 from ratelimit_service.stores.redis.connection import (
     Answered,
     Command,
     RedisConnection,
     Reply,
+)
+from ratelimit_service.stores.redis.error_replies import (
     crosses_slots,
+    did_nothing,
+    wants_reconnect,
 )
 from ratelimit_service.stores.redis.filling import Filling, ScriptCall, Slot
 from ratelimit_service.stores.redis.script import (
@@ -47,24 +51,6 @@ from ratelimit_service.stores.redis.server import Server
 __all__ = ["Batches", "Redirect"]
 
 log = logging.getLogger(__name__)
-
-_IN_FLIGHT: Final = 2
-"""Script calls under way at a time; meanwhile the next one fills up. Those of higher ranks do not
-count: nothing of a lower rank waits for them."""
-
-_MAX_IN_FLIGHT: Final = 8
-"""So many may be under way if the server waits for this process, and not the other way round."""
-
-_FIRST_FULL: Final = 32
-"""So many requests are taken to fit into a call before one was full."""
-
-_LOST_US: Final = 2_000_000
-"""A call that has no reply after this time will have none: its connection is closed sooner."""
-
-_FORGOTTEN_US: Final = 5_000
-"""After each such time in which nothing was under way, calls are taken to need half as long. What
-would have too little time left is not sent, so nothing else would show that they need less again.
-"""
 
 _MARGIN: Final = 4
 """The wait of a new request is reckoned so many times as long as it seems. If as much waited as can
@@ -99,78 +85,55 @@ class Batches:
         """
         self._server = server
         self._stats = stats
-        self._damage = Damage(stats)
+        self._corrupt_state = CorruptState(stats)
         self._key_prefix = key_prefix.encode()
         self.slot = slot
         """The slot of a request, where a script call settles requests of one slot only."""
         self._redirect = redirect
         self._bugs = Bugs()
         self._scheduler = shared_scheduler()
-        self._queues: list[deque[Batch]] = [deque() for _ in range(RANKS)]
-        """The batches that wait to be sent, by their rank."""
+        self._queues: list[deque[Batch]] = [deque() for _ in range(PRIORITIES)]
+        """The batches that wait to be sent, by their priority."""
         self._held: deque[Batch] = deque()
         """Batches without a deadline that wait for the server to come back."""
-        self._heir: Callable[[Batch], None] | None = None
+        self._successor: Callable[[Batch], None] | None = None
         """Takes batches without a deadline once the server has no counters any more."""
         self._sending = False
         self._script = ("EVALSHA", SHA)
         """How the script is called."""
         self._numbers = count(int.from_bytes(urandom(6), "big"))
         """The numbers of script calls; they start at random, so that processes differ."""
-        self._in_flight = [0] * RANKS
-        """How many script calls have no reply yet, by the lowest rank of what they charge."""
-        self._sent_us = 0
-        """When the last script call was sent."""
-        self._reply_us = 0
-        """How long calls took lately, from when they were made until their reply was handed on.
-        What has less time left is not sent: it would be counted in vain, and keep others waiting.
-        """
-        self._idle_us = 0
-        """Since when nothing is under way. `_reply_us` is halved for each `_FORGOTTEN_US` of that,
-        and this moves on by as much, so that no time counts twice."""
-        self._full = _FIRST_FULL
-        """How many requests went out together last, when there were more than fitted."""
+        self._window = CallWindow()
         self._by_age = False
         """Whether the last call began with what others had overtaken."""
-        self._most_in_flight = _IN_FLIGHT
-        """So many full calls may be under way. While they wait for this process to look, and not
-        for the server, one is added at each reply."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent, or for a reply."""
-        return not any(self._queues) and not any(self._in_flight)
+        return self._window.empty and not any(self._queues)
 
     @property
     def under_way(self) -> int:
         """How many script calls have no reply yet."""
-        return sum(self._in_flight)
+        return sum(self._window.by_priority)
 
     @property
     def waiting(self) -> int:
         """How many batches are not sent yet, also those for which there is no server."""
         return sum(map(len, self._queues)) + len(self._held)
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank may wait for its reply, going by the last ones.
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority may wait for its reply, going by the last ones.
 
         What it waits for to be sent counts several times.
         """
-        self._forget(elapsed_us())
-        waiting = _MARGIN * self._waiting(rank)
-        return self._reply_us + self._reply_us * waiting // (self._full * self._most_in_flight)
+        self._window.forget_times(elapsed_us())
+        return self._window.wait_us(_MARGIN * self._waiting(priority))
 
-    def _forget(self, now_us: int) -> None:
-        """Forgets how long calls took when nothing was under way for a while."""
-        if not any(self._in_flight):
-            times = (now_us - self._idle_us) // _FORGOTTEN_US
-            self._reply_us >>= min(times, 62)
-            self._idle_us += times * _FORGOTTEN_US
-
-    def _waiting(self, rank: int) -> int:
-        """How many requests of this rank or a lower one wait to be sent."""
+    def _waiting(self, priority: int) -> int:
+        """How many requests of this priority or a lower one wait to be sent."""
         waiting = 0
-        for queue in self._queues[: rank + 1]:
+        for queue in self._queues[: priority + 1]:
             for batch in queue:
                 waiting += len(batch.requests) - batch.sent
         return waiting
@@ -178,7 +141,7 @@ class Batches:
     @property
     def _fills_a_call(self) -> bool:
         """Whether as much waits as fits into a script call."""
-        missing = self._full
+        missing = self._window.full
         for queue in self._queues:
             for batch in queue:
                 missing -= len(batch.requests) - batch.sent
@@ -192,13 +155,13 @@ class Batches:
         Each call is atomic, and a request is never split over several.
         """
         if not self._server.available:
-            if batch.deadline_us == NEVER:
+            if batch.urgency.deadline_us == NEVER:
                 self.hold(batch)
             else:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
-        self._queues[batch.rank].append(batch)
-        if not self._sending and (not any(self._in_flight) or batch.rank < self._below):
+        self._queues[batch.urgency.priority].append(batch)
+        if not self._sending and (self._window.empty or batch.urgency.priority < self._below):
             self._sending = True
             self._scheduler.before_write(self._send)
 
@@ -208,21 +171,20 @@ class Batches:
         if connection is None:
             batch.failed(range(len(batch.requests)), "disconnected")
             return
-        filling = self._filling(RANKS)
+        filling = self._filling(PRIORITIES)
         filling.add(batch, range(len(batch.requests)), batch.requests)
         calls = list(filling.calls.values())
-        self._in_flight[batch.rank] += 1
-        self._call(connection, calls, [len(calls), batch.rank], asking=True)
+        self._call(connection, calls, self._sent(calls, batch.urgency.priority), asking=True)
 
-    def bequeath(self, heir: Callable[[Batch], None]) -> None:
-        """Hands batches that wait for the server to `heir`: those of now and all later ones."""
-        self._heir = heir
+    def hand_over(self, successor: Callable[[Batch], None]) -> None:
+        """Hands batches that wait for the server to `successor`, those of now and later ones."""
+        self._successor = successor
         self.release()
 
     def hold(self, batch: Batch) -> None:
         """Keeps a batch without a deadline until the server is back; the oldest of too many go."""
-        if self._heir is not None:
-            self._heir(batch)
+        if self._successor is not None:
+            self._successor(batch)
             return
         if len(self._held) >= _MAX_HELD:
             lost = self._held.popleft()
@@ -238,100 +200,99 @@ class Batches:
         held, self._held = self._held, deque()
         for batch in held:
             self.charge(batch)
-        # After a fault of ours nobody else would go on.
-        if any(self._in_flight) and elapsed_us() - self._sent_us > _LOST_US:
-            self._in_flight = [0] * RANKS
+        self._window.forget_lost(elapsed_us())
         if any(self._queues):
             self._send()
 
     def empty(self, reason: str) -> None:
         """Ends the batches in the queue, but those without a deadline wait."""
-        queues, self._queues = self._queues, [deque() for _ in range(RANKS)]
+        queues, self._queues = self._queues, [deque() for _ in range(PRIORITIES)]
         for queue in queues:
             for batch in queue:
-                if batch.deadline_us == NEVER:
+                if batch.urgency.deadline_us == NEVER:
                     self.hold(batch)
                 else:
                     self._fail(batch, range(batch.sent, len(batch.requests)), reason)
 
     @property
     def _below(self) -> int:
-        """Requests of ranks below this number may be sent now."""
-        under_way = sum(self._in_flight)
-        if under_way < _IN_FLIGHT or (under_way < self._most_in_flight and self._fills_a_call):
-            return RANKS
-        below, count = 0, self._in_flight[0]
-        while count < _IN_FLIGHT:
-            below += 1
-            count += self._in_flight[below]
-        return below
+        """Requests of priorities below this number may be sent now."""
+        window = self._window
+        below = window.below()
+        return (
+            PRIORITIES if below < PRIORITIES and window.has_room and self._fills_a_call else below
+        )
 
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
         while any(self._queues):
-            below = self._below if any(self._in_flight) else RANKS
+            below = PRIORITIES if self._window.empty else self._below
             if not any(self._queues[:below]):
                 return
             connection = self._server.connection
             if connection is None or connection.lost.done():
                 self.empty("disconnected")
                 return
-            calls, rank = self._next_calls(below)
+            calls, priority = self._next_calls(below)
             if calls:
-                self._in_flight[rank] += 1
-                self._call(connection, calls, [len(calls), rank])
+                self._call(connection, calls, self._sent(calls, priority))
+
+    def _sent(self, calls: Sequence[ScriptCall], priority: int) -> SentCalls:
+        """Notes that calls are under way; `priority` is the lowest of what they charge."""
+        self._window.by_priority[priority] += 1
+        return SentCalls(len(calls), priority)
 
     def _filling(self, below: int) -> Filling:
-        """Nothing yet, of ranks below that."""
+        """Nothing yet, of priorities below that."""
         server = self._server
         return Filling(
-            elapsed_us(), below, self.slot, server.not_after, self._numbers, server.timeout_us
+            elapsed_us(), below, self.slot, server.clock.not_after, self._numbers, server.timeout_us
         )
 
     def _next_calls(self, below: int) -> tuple[list[ScriptCall], int]:
         """Takes from the queue what fits into one call.
 
-        Drops requests that nobody waits for, or that cannot be answered in time. It takes ranks
-        below that; it returns the lowest of them too. In a cluster there is one call for each slot;
-        all of these are sent at once.
+        Drops requests that nobody waits for, or that cannot be answered in time. It takes
+        priorities below that; it returns the smallest of them too. In a cluster there is one call
+        for each slot; all of these are sent at once.
         """
         filling = self._filling(below)
-        self._forget(filling.now_us)
+        self._window.forget_times(filling.now_us)
         self._by_age = not self._by_age
         if self._by_age and any(self._queues[1:]):
             self._take_overtaken(filling)
-        for rank, queue in enumerate(self._queues):
-            while queue and self._take_first(filling, rank):
+        for priority, queue in enumerate(self._queues):
+            while queue and self._take_first(filling, priority):
                 pass
         calls = list(filling.calls.values())
         if filling.full:
-            self._full = sum([len(call.requests) for call in calls])
+            self._window.full = sum([len(call.requests) for call in calls])
         return calls, filling.lowest
 
     def _take_overtaken(self, filling: Filling) -> None:
-        """Takes what lower ranks have overtaken for so long that it may soon be too late."""
+        """Takes what smaller priorities have overtaken for so long that it may soon be too late."""
         soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
         while True:
             firsts = [
-                (min(queue[0].deadline_us, queue[0].due_us), rank)
-                for rank, queue in enumerate(self._queues[: filling.below])
+                (min(queue[0].urgency.deadline_us, queue[0].urgency.due_us), priority)
+                for priority, queue in enumerate(self._queues[: filling.below])
                 if queue
             ]
-            soonest_us, rank = min(firsts, default=(NEVER, 0))
-            if soonest_us >= soon_us or not self._take_first(filling, rank):
+            soonest_us, priority = min(firsts, default=(NEVER, 0))
+            if soonest_us >= soon_us or not self._take_first(filling, priority):
                 break
 
-    def _take_first(self, filling: Filling, rank: int) -> bool:
-        """Takes or drops the first batch of a rank, or as much as fits; returns whether all is."""
-        queue = self._queues[rank]
+    def _take_first(self, filling: Filling, priority: int) -> bool:
+        """Takes or drops a priority's first batch, or as much as fits; returns whether all is."""
+        queue = self._queues[priority]
         batch = queue[0]
-        if batch.deadline_us <= filling.now_us + self._reply_us:
+        if batch.urgency.deadline_us <= filling.now_us + self._window.reply_us:
             queue.popleft()
             self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
             return True
-        if (filling.full or rank >= filling.below) and not batch.finished:
-            return False  # of higher ranks too, what nobody waits for is dropped in time
+        if (filling.full or priority >= filling.below) and not batch.finished:
+            return False  # of larger priorities too, what nobody waits for is dropped in time
         try:
             filling.take(batch)
         except Exception as error:
@@ -348,17 +309,15 @@ class Batches:
         self,
         connection: RedisConnection,
         calls: Sequence[ScriptCall],
-        under_way: list[int],
+        sent: SentCalls,
         script: tuple[str, str] | None = None,
         *,
         asking: bool = False,
     ) -> None:
-        """Sends script calls in one write.
-
-        `under_way` counts those without a reply; beside that stands their rank.
-        """
+        """Sends script calls in one write; `sent` says which of them have no reply yet."""
         script = script or self._script
-        now, judge = (self._server.clock(), True) if self._server.clock else (now_us(), False)
+        given = self._server.clock.given
+        now, judge = (given(), True) if given else (now_us(), False)
         commands: list[Command] = []
         replied: list[Answered] = []
         try:
@@ -368,13 +327,11 @@ class Batches:
                     replied.append(_ignore)
                 words = arguments(call.sections, now, judge=judge, prefix=self._key_prefix)
                 commands.append([*script, *words, call.number])
-                replied.append(
-                    partial(self._replied, connection, call, under_way, script[0], asking)
-                )
+                replied.append(partial(self._replied, connection, call, sent, script[0], asking))
             connection.send(commands, replied)
-            self._sent_us = calls[0].sent_us
+            self._window.sent(calls[0].sent_us)
         except Exception as error:
-            self._landed(under_way, len(calls), elapsed_us())
+            self._window.landed(sent, len(calls), elapsed_us())
             self._bugs.note("hits could not be sent to Redis", error)
             for call in calls:
                 for batch, indexes in call.indexes:
@@ -384,7 +341,7 @@ class Batches:
         self,
         connection: RedisConnection,
         call: ScriptCall,
-        under_way: list[int],
+        sent: SentCalls,
         sent_by: str,
         asking: bool,
         reply: Reply,
@@ -395,10 +352,10 @@ class Batches:
             and sent_by == "EVALSHA"
             and self._wants_text(connection, reply)
         ):
-            self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
+            self._call(connection, [call], sent, ("EVAL", SCRIPT), asking=asking)
             return
         now_us = elapsed_us()
-        self._landed(under_way, 1, now_us)
+        self._window.landed(sent, 1, now_us)
         try:
             self._compare_paces(connection)
             if not (
@@ -408,19 +365,19 @@ class Batches:
             ):
                 connection.distrust()
                 reply = None
-            found = read(reply, call.requests)
-            if found is not None:
-                self._server.answered(connection, found.at_us, call.sent_us, now_us)
-                self._learn(now_us - call.sent_us)
-                if found.damaged:
-                    self._damage.note(len(found.damaged), found.damaged[0])
-                each, at_us = iter(found.outcomes), found.at_us
+            script_reply = read(reply, call.requests)
+            if script_reply is not None:
+                self._server.answered(connection, script_reply.at_us, call.sent_us, now_us)
+                self._window.learn(min(now_us - call.sent_us, self._server.timeout_us))
+                if script_reply.damaged:
+                    self._corrupt_state.note(len(script_reply.damaged), script_reply.damaged[0])
+                answers, at_us = iter(script_reply.outcomes), script_reply.at_us
                 for batch, indexes in call.indexes:
-                    if found.late:
-                        took_us = self._server.took_us(connection.answered_left_us, at_us)
-                        self._answer_one_by_one(batch, indexes, each, at_us, took_us)
+                    if script_reply.late:
+                        took_us = self._server.clock.took_us(connection.answered_left_us, at_us)
+                        self._answer_one_by_one(batch, indexes, answers, at_us, took_us)
                     else:
-                        batch.answered(indexes, each, at_us, found.within)
+                        batch.answered(indexes, answers, at_us, script_reply.within)
             else:
                 self._refused(connection, call, reply)
         except Exception as error:
@@ -453,28 +410,15 @@ class Batches:
 
     def _compare_paces(self, connection: RedisConnection) -> None:
         """Notes whether the server waits for this process, or the other way round."""
+        window = self._window
         if not connection.caught_up:
-            self._most_in_flight = max(_IN_FLIGHT, self._most_in_flight - 1)
-        elif self._most_in_flight < _MAX_IN_FLIGHT and any(self._queues) and self._fills_a_call:
-            self._most_in_flight += 1
-
-    def _learn(self, took_us: int) -> None:
-        """Notes how long a reply took; a hang is forgotten after some replies."""
-        took_us = min(took_us, self._server.timeout_us)
-        self._reply_us += (took_us - self._reply_us) // 4
-
-    def _landed(self, under_way: list[int], count: int, now_us: int) -> None:
-        """Notes that so many of the calls sent together have a reply, or will have none."""
-        under_way[0] -= count
-        if not under_way[0]:
-            rank = under_way[1]
-            self._in_flight[rank] = max(0, self._in_flight[rank] - 1)
-            if not any(self._in_flight):
-                self._idle_us = now_us
+            window.shrink()
+        elif window.can_grow and any(self._queues) and self._fills_a_call:
+            window.grow()
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
         """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""
-        if batch.deadline_us == NEVER:
+        if batch.urgency.deadline_us == NEVER:
             hits = sum([len(batch.requests[index]) for index in indexes])
             self._stats.lost_give_backs[reason] += hits
         try:
@@ -486,8 +430,8 @@ class Batches:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         # What lies in one slot and is refused all the same would be refused each time it is sent.
-        crosses = crosses_slots(error) and not _are_in_one_slot(call.requests)
-        redirect = self._redirect if crosses or not crosses_slots(error) else None
+        in_vain = crosses_slots(error) and _are_in_one_slot(call.requests)
+        redirect = None if in_vain else self._redirect
         remaining = [
             (batch, indexes)
             for batch, indexes in call.indexes
@@ -499,16 +443,13 @@ class Batches:
             self._server.degrade(f"is away: {connection.lost.result()}")
         else:
             self._server.degrade(f"answers: {connection.shown(reply):.200}")
-        if error.startswith(_TO_BE_LEFT):
+        if wants_reconnect(error):
             connection.close(
                 f"it answers {connection.shown(reply):.100}"
             )  # the new connection asks again which server is the master
         for batch, indexes in remaining:
-            again = error.startswith(_NOTHING_DONE) or (
-                crosses and all(_are_in_one_slot([hits]) for hits in batch.requests)
-            )
             whole = len(indexes) == len(batch.requests)
-            if batch.deadline_us == NEVER and whole and again:
+            if batch.urgency.deadline_us == NEVER and whole and did_nothing(error):
                 batch.sent = 0
                 self.hold(batch)
             else:
@@ -520,7 +461,7 @@ class Batches:
         self,
         batch: Batch,
         indexes: Sequence[int],
-        found: Iterator[Outcomes],
+        answers: Iterator[Outcomes],
         at_us: int,
         took_us: int,
     ) -> None:
@@ -529,20 +470,22 @@ class Batches:
         By its own time the server took so long. If that is little, this process kept them too long.
         Nothing was counted then. So for callers who still wait they are sent again.
         """
-        waits = batch.deadline_us > elapsed_us() + self._reply_us and not batch.finished
+        waits = (
+            batch.urgency.deadline_us > elapsed_us() + self._window.reply_us and not batch.finished
+        )
         again: list[int] = []
         for index in indexes:
-            outcomes = next(found)
+            outcomes = next(answers)
             if None not in outcomes:
                 batch.answered([index], iter([outcomes]), at_us, False)
-            elif took_us >= batch.patience_us:
+            elif took_us >= batch.urgency.patience_us:
                 batch.failed([index], "timeout")
             elif waits and outcomes.count(None) == len(outcomes):
                 again.append(index)
             else:
                 batch.failed([index], "overloaded")
         if again:
-            self._queues[batch.rank].appendleft(Part(batch, again))
+            self._queues[batch.urgency.priority].appendleft(Retry(batch, again))
 
 
 def _are_in_one_slot(requests: Sequence[Sequence[Hit]]) -> bool:
@@ -550,18 +493,3 @@ def _are_in_one_slot(requests: Sequence[Sequence[Hit]]) -> bool:
 
 
 def _ignore(_: Reply) -> None: ...
-
-
-_TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN")
-"""Errors after which a new connection is made: to whoever is master now, with a new password."""
-
-_NOTHING_DONE: Final[tuple[str, ...]] = (
-    *_TO_BE_LEFT,
-    "LOADING",
-    "BUSY",
-    "CLUSTERDOWN",
-    "OOM",
-    "MISCONF",
-    "NOREPLICAS",
-)
-"""Errors that say that nothing of a script call has been done: it may be sent again."""

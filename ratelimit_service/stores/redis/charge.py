@@ -1,15 +1,15 @@
 """The requests of one call of `charge`: what goes to which shard, and when all is settled.
 
 Hits of one request that have the same home are settled there by one script call. If a request's
-hits have several homes, it is divided into pieces. Their outcomes are only collected, side by side
-for all requests, as long as all of them are within. A request with a piece that is not within, or
+hits have several homes, it is divided into parts. Their outcomes are only collected, side by side
+for all requests, as long as all of them are within. A request with a part that is not within, or
 has no answer, becomes a `CrossShardRequest`.
 What must not live here: connections, and which home a counter has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final
@@ -18,22 +18,22 @@ from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Verdict, Wanted, judge
 from ratelimit_service.stores.keys import slot_of
+from ratelimit_service.stores.redis.batch import Batch, Urgency
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,
     PENDING,
     CrossShardRequest,
-    piece_of,
+    shard_part_of,
 )
-from ratelimit_service.stores.redis.give_back import GivenBack, give_back_here, give_back_late
-from ratelimit_service.stores.redis.shard import Shard
+from ratelimit_service.stores.redis.give_back import (
+    GivenBack,
+    give_back,
+    give_back_here,
+    late_refunds,
+)
+from ratelimit_service.stores.redis.shard import FindAll, Home, Shard
 
-__all__ = ["Charge", "FindAll", "Home"]
-
-Home = tuple[Shard, int]
-"""Where a counter lies: its shard, and a number. One script call may settle hits of one home."""
-
-FindAll = Callable[[Sequence[Hit]], list[Home]]
-"""The home of each hit's counter; the same object for all that one script call may settle."""
+__all__ = ["Charge"]
 
 _PENDING: Final = PENDING
 _ABSENT: Final = ABSENT
@@ -48,19 +48,16 @@ class Charge:
         "batches",
         "begins",
         "cross_shard",
-        "deadline_us",
         "done",
-        "due_us",
         "finished",
         "given_back",
         "missing",
         "outcomes",
-        "patience_us",
-        "pieces",
-        "rank",
         "requests",
         "settled",
+        "shard_parts",
         "stats",
+        "urgency",
         "wanted",
     )
 
@@ -69,67 +66,57 @@ class Charge:
         requests: Sequence[Sequence[Hit]],
         done: Done,
         wanted: Wanted,
-        deadline_us: int,
+        urgency: Urgency,
         stats: Stats,
         given_back: GivenBack,
-        rank: int,
-        patience_us: int,
-        due_us: int,
     ) -> None:
-        """`patience_us` and `due_us` are as in `Batch`."""
         self.requests = requests
         self.given_back = given_back
-        self.rank = rank
-        self.patience_us = patience_us
         self.done = done
         self.wanted = wanted
-        self.deadline_us = deadline_us
-        self.due_us = due_us
+        self.urgency = urgency
         self.stats = stats
         self.settled: list[Settled] = [_PENDING] * len(requests)
         self.outcomes: Outcomes = []
-        """If requests are divided: the outcomes of pieces that are within. Here the hits of all
-        requests stand in a row; the number of a hit in it is its place."""
+        """If requests are divided: the outcomes of parts that are within. Here the hits of all
+        requests stand in a row; the number of a hit in it is its position."""
         self.begins: list[int] = []
-        """The place of each request's first hit; behind the last one the number of all hits."""
-        self.pieces: dict[int, list[tuple[ShardBatch, int]]] = {}
-        """The pieces of each request, once one was looked for: the batch and the index there."""
+        """The position of each request's first hit; behind the last one the number of all hits."""
+        self.shard_parts: dict[int, list[tuple[ShardBatch, int]]] = {}
+        """The parts of each request, once one was looked for: the batch and the index there."""
         self.missing = len(requests)
-        """How many pieces and whole requests have no answer yet, with the cross-shard requests that
+        """How many parts and whole requests have no answer yet, with the cross-shard requests that
         are not settled."""
         self.finished = False
         """Whether `done` was called: nobody waits any more."""
         self.batches: list[ShardBatch] = []
         self.cross_shard: dict[int, CrossShardRequest] = {}
-        """Those requests of which a piece is not within, or has no answer."""
+        """Those requests of which a part is not within, or has no answer."""
 
-    def start(self, find_all: FindAll) -> None:
-        """Hands every shard its batch."""
-        self._divide(find_all)
+    def start(self, find_all: FindAll, only: Shard | None) -> None:
+        """Hands every shard its batch; `only` is the one in which everything lies, if known."""
+        self._divide(find_all, only)
         for batch in list(self.batches):
             batch.shard.charge(batch)
 
     def give_up(self, find_all: FindAll, only: Shard | None, reason: str) -> None:
-        """Ends the charge before it began: its caller has no time left.
-
-        `only` is the shard in which everything lies, if there is one.
-        """
+        """Ends the charge before it began: its caller has no time left."""
         if [hit for hits in self.requests for hit in hits if hit[8] is _LOCAL]:
-            if only is not None:
-                self._make_whole(only)
-            else:
-                self._divide(find_all)
+            self._divide(find_all, only)
             for batch in list(self.batches):
                 batch.failed(range(len(batch.requests)), reason)
         else:
             self.stats.store_errors[reason] += sum(map(len, self.requests))
             self.abandon()
 
-    def _divide(self, find_all: FindAll) -> None:
+    def _divide(self, find_all: FindAll, only: Shard | None) -> None:
         """Divides the requests between the homes of their counters.
 
         This takes the hits of all requests together. A step for each request takes twice as long.
         """
+        if only is not None:
+            self.batches.append(ShardBatch(self, only, list(self.requests), _all(self.missing)))
+            return
         hits, numbers = self._spread()
         batches = self._batches_of(hits, numbers, range(len(hits)), find_all(hits))
         self.missing = sum([len(batch.requests) for batch in batches])
@@ -146,54 +133,43 @@ class Charge:
         self,
         hits: Sequence[Hit],
         numbers: Sequence[int],
-        places: Sequence[int],
+        positions: Sequence[int],
         homes: Sequence[Home],
     ) -> list[ShardBatch]:
-        """New batches, one for each shard, of the hits in these places, each with its home."""
-        places_of: dict[Home, list[int]] = {home: [] for home in set(homes)}
-        for place, home in zip(places, homes, strict=True):
-            places_of[home].append(place)
+        """New batches, one for each shard, of the hits at these positions, each with its home."""
+        positions_of: dict[Home, list[int]] = {home: [] for home in set(homes)}
+        for position, home in zip(positions, homes, strict=True):
+            positions_of[home].append(position)
         batches: dict[Shard, ShardBatch] = {}
-        for (shard, _), there in places_of.items():
+        for (shard, _), there in positions_of.items():
             batch = batches.get(shard)
             if batch is None:
                 batch = batches[shard] = ShardBatch(self, shard, [], [])
-            batch.add([hits[place] for place in there], there, [numbers[place] for place in there])
+            batch.add([hits[at] for at in there], there, [numbers[at] for at in there])
         if [hit for hit in hits if hit[7] or hit[3] is _QUOTA]:
             for batch in batches.values():
-                batch.make_pieces_alone()
-        found = list(batches.values())
-        self.batches += found
-        return found
+                batch.make_parts_alone()
+        self.batches += batches.values()
+        return list(batches.values())
 
-    def divide_by_slot(self, refused: ShardBatch, indexes: Sequence[int]) -> None:
-        """Sends a shard once more what it has refused: each of its slots is a home of its own."""
+    def divide_by_slot(self, refused: ShardBatch, indexes: Sequence[int]) -> ShardBatch:
+        """What a shard has refused, as another batch: each of its slots is a home of its own."""
         hits, numbers = self._spread()
-        places: list[int] = []
+        positions: list[int] = []
         for index in indexes:
             number = refused.indexes[index]
             begin, end = self.begins[number : number + 2]
-            places += [begin + at for at in refused.ats(index)] or range(begin, end)
+            positions += [begin + at for at in refused.hit_indexes(index)] or range(begin, end)
             refused.requests[index] = _MOVED
             if number in self.cross_shard:
                 self.cross_shard[number].missing -= 1
-        shard = refused.shard
-        homes = [(shard, slot_of(hits[place][0])) for place in places]
-        self.pieces = {}
-        (batch,) = self._batches_of(hits, numbers, places, homes)
+        homes = [(refused.shard, slot_of(hits[position][0])) for position in positions]
+        self.shard_parts = {}
+        (batch,) = self._batches_of(hits, numbers, positions, homes)
         self.missing += len(batch.requests) - len(indexes)
         for number in batch.indexes:
             if number in self.cross_shard:
                 self.cross_shard[number].missing += 1
-        shard.charge(batch)
-
-    def start_whole(self, shard: Shard) -> None:
-        """Does what `start` does, when everything lies in one shard."""
-        shard.charge(self._make_whole(shard))
-
-    def _make_whole(self, shard: Shard) -> ShardBatch:
-        batch = ShardBatch(self, shard, list(self.requests), _all(len(self.requests)))
-        self.batches.append(batch)
         return batch
 
     def settle(self, index: int, settled: Settled) -> None:
@@ -218,7 +194,7 @@ class Charge:
             # be a cycle, which nobody collects.
             self.batches.clear()
             self.cross_shard = {}
-            self.pieces = {}
+            self.shard_parts = {}
             self.done(self.settled)
 
     def abandon(self) -> None:
@@ -228,11 +204,8 @@ class Charge:
             self.less(self.missing)
 
     def left_us(self, read_us: int) -> int:
-        """How long until a server of this charge is late, if it does not answer.
-
-        All replies that had come by `read_us` have been read.
-        """
-        return min([batch.shard.left_us(read_us) for batch in self.batches], default=0)
+        """How long until a server of this charge is late; `read_us` is as in `expire`."""
+        return min([batch.shard.server.left_us(read_us) for batch in self.batches], default=0)
 
     def expire(self, read_us: int) -> None:
         """Ends the charge: hits without an outcome get none any more.
@@ -253,14 +226,9 @@ class Charge:
         Hits whose policy is `local` are counted in this process, at the time `at_us`.
         """
         self.stats.store_errors[reason] += len(hits)
-        found: list[Outcome | None] = [None] * len(hits)
-        ats = [at for at, hit in enumerate(hits) if hit[8] is _LOCAL]
-        if ats:
-            for at, outcome in zip(
-                ats, shard.charge_here([hits[at] for at in ats], at_us), strict=True
-            ):
-                found[at] = outcome
-        return found
+        local = [hit for hit in hits if hit[8] is _LOCAL]
+        outcomes = iter(shard.charge_here(local, at_us) if local else ())
+        return [next(outcomes, None) if hit[8] is _LOCAL else None for hit in hits]
 
     def cross(self, index: int) -> CrossShardRequest:
         """A request that has several homes, on its own, with the answers that it has so far."""
@@ -271,21 +239,21 @@ class Charge:
                 index, self.requests[index], outcomes, self.settle, self.given_back, self.stats
             )
             self.missing += 1
-            for batch, piece in self._pieces_of(index):
-                ats = batch.ats(piece)
-                if outcomes[ats[0]] is _ABSENT:
+            for batch, part_index in self._shard_parts_of(index):
+                hit_indexes = batch.hit_indexes(part_index)
+                if outcomes[hit_indexes[0]] is _ABSENT:
                     request.missing += 1
                 else:
-                    request.pieces.append((batch.shard, ats, batch.at_us[piece]))
+                    request.shard_parts.append((batch.shard, hit_indexes, batch.at_us[part_index]))
         return request
 
-    def _pieces_of(self, index: int) -> list[tuple[ShardBatch, int]]:
-        if not self.pieces:
+    def _shard_parts_of(self, index: int) -> list[tuple[ShardBatch, int]]:
+        if not self.shard_parts:
             for batch in self.batches:
-                for piece, number in enumerate(batch.indexes):
-                    if batch.requests[piece]:
-                        self.pieces.setdefault(number, []).append((batch, piece))
-        return self.pieces[index]
+                for part_index, number in enumerate(batch.indexes):
+                    if batch.requests[part_index]:
+                        self.shard_parts.setdefault(number, []).append((batch, part_index))
+        return self.shard_parts[index]
 
 
 _QUOTA: Final = Mode.QUOTA
@@ -294,7 +262,7 @@ _MOVED: Final[Sequence[Hit]] = ()
 
 
 class ShardBatch:
-    """What of a charge goes to one shard: whole requests, and pieces of those with several homes.
+    """What of a charge goes to one shard: whole requests, and parts of those with several homes.
 
     What is known of each of these stands in lists, side by side.
     """
@@ -303,16 +271,13 @@ class ShardBatch:
         "at_us",
         "charge",
         "cross_shard",
-        "deadline_us",
-        "due_us",
         "indexes",
-        "patience_us",
-        "places",
-        "rank",
+        "positions",
         "requests",
         "sent",
         "shard",
         "starts",
+        "urgency",
         "wanted",
     )
 
@@ -328,26 +293,23 @@ class ShardBatch:
         self.cross_shard = charge.cross_shard
         """As the charge has them; a batch keeps them for answers that come too late."""
         self.shard = shard
-        self.deadline_us = charge.deadline_us
-        self.due_us = charge.due_us
-        self.patience_us = charge.patience_us
-        self.rank = charge.rank
+        self.urgency = charge.urgency
         self.requests = requests
         self.indexes = indexes
-        self.places: list[int] = []
-        """If there may be pieces: the place of each hit in the charge."""
+        self.positions: list[int] = []
+        """If there may be parts: the position of each hit in the charge."""
         self.starts: list[int] = []
-        """Where in `places` each piece begins; the next one begins where it ends."""
+        """Where in `positions` each part begins; the next one begins where it ends."""
         self.at_us: list[int] = []
-        """Of each piece with an answer the shard's time."""
+        """Of each part with an answer the shard's time."""
         self.wanted = charge.wanted
         self.sent = 0
 
-    def add(self, hits: list[Hit], places: list[int], of: list[int]) -> None:
-        """Adds the pieces of one home: their hits in a row, and the request of each hit."""
-        before = len(self.places)
+    def add(self, hits: list[Hit], positions: list[int], of: list[int]) -> None:
+        """Adds the parts of one home: their hits in a row, and the request of each hit."""
+        before = len(self.positions)
         starts = [at for at, number in enumerate(of) if not at or of[at - 1] != number]
-        if len(starts) == len(of):  # each piece is a single hit
+        if len(starts) == len(of):  # each part is a single hit
             self.requests += [[hit] for hit in hits]
             self.indexes += of
         else:
@@ -355,23 +317,24 @@ class ShardBatch:
             self.requests += [hits[start:end] for start, end in zip(starts, ends, strict=True)]
             self.indexes += [of[at] for at in starts]
         self.starts += [before + start for start in starts] if before else starts
-        self.places += places
+        self.positions += positions
         self.at_us += [0] * len(starts)
 
-    def make_pieces_alone(self) -> None:
-        """Makes each piece a request that only what denies the whole one denies."""
+    def make_parts_alone(self) -> None:
+        """Makes each part a request that only what denies the whole one denies."""
         for index in range(len(self.requests)):
-            ats = self.ats(index)
-            if ats:
-                self.requests[index] = piece_of(self.charge.requests[self.indexes[index]], ats)
+            hit_indexes = self.hit_indexes(index)
+            if hit_indexes:
+                whole = self.charge.requests[self.indexes[index]]
+                self.requests[index] = shard_part_of(whole, hit_indexes)
 
-    def ats(self, index: int) -> list[int]:
-        """The indexes of a piece's hits in its request; none if it is the whole request."""
+    def hit_indexes(self, index: int) -> list[int]:
+        """The indexes of a part's hits in its request; none if it is the whole request."""
         charge, of = self.charge, self.indexes[index]
         start, size = self.starts[index] if self.starts else 0, len(self.requests[index])
         if not self.starts or size == len(charge.requests[of]):
             return []
-        return [place - charge.begins[of] for place in self.places[start : start + size]]
+        return [position - charge.begins[of] for position in self.positions[start : start + size]]
 
     @property
     def finished(self) -> bool:
@@ -380,92 +343,93 @@ class ShardBatch:
     def dropped(self, indexes: Sequence[int]) -> None:
         charge = self.charge
         for index in indexes:
-            ats, of = self.ats(index), self.indexes[index]
-            if ats:
-                charge.cross(of).drop(ats)
+            hit_indexes, of = self.hit_indexes(index), self.indexes[index]
+            if hit_indexes:
+                charge.cross(of).drop(hit_indexes)
             else:
                 charge.settled[of] = DROPPED
         charge.less(len(indexes))
 
     def answered(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+        self, indexes: Sequence[int], answers: Iterator[Outcomes], at_us: int, within: bool
     ) -> None:
         charge = self.charge
         if charge.finished:
             for index in indexes:
-                self._answered_late(index, next(found), at_us)
-        elif self.places:
-            self._answered_pieces(indexes, found, at_us, within)
+                self._answered_late(index, next(answers), at_us)
+        elif self.positions:
+            self._answered_parts(indexes, answers, at_us, within)
             charge.less(len(indexes))
         else:
             settled, of, requests = charge.settled, self.indexes, self.requests
             for index in indexes:
-                outcomes = next(found)
+                outcomes = next(answers)
                 settled[of[index]] = (
                     Settled(outcomes, _WITHIN) if within else judge(requests[index], outcomes)
                 )
             charge.less(len(indexes))
 
-    def _answered_pieces(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+    def _answered_parts(
+        self, indexes: Sequence[int], answers: Iterator[Outcomes], at_us: int, within: bool
     ) -> None:
-        """Takes the outcomes of pieces, and of whole requests beside them."""
+        """Takes the outcomes of parts, and of whole requests beside them."""
         charge, of, at_us_of = self.charge, self.indexes, self.at_us
-        collected, places, starts = charge.outcomes, self.places, self.starts
+        collected, positions, starts = charge.outcomes, self.positions, self.starts
         usual = within and not charge.cross_shard
         first, count = indexes[0], len(indexes)
-        if usual and indexes[-1] == first + count - 1 and len(places) == len(starts):
+        if usual and indexes[-1] == first + count - 1 and len(positions) == len(starts):
             # Single hits, one after the other.
-            for place, (outcome,) in zip(places[first : first + count], found, strict=False):
-                collected[place] = outcome
+            some = positions[first : first + count]
+            for position, (outcome,) in zip(some, answers, strict=False):
+                collected[position] = outcome
             at_us_of[first : first + count] = [at_us] * count
             return
         for index in indexes:
-            outcomes = next(found)
+            outcomes = next(answers)
             if usual or (of[index] not in charge.cross_shard and _are_within(outcomes)):
                 at_us_of[index] = at_us
                 start = starts[index]
                 for outcome in outcomes:
-                    collected[places[start]] = outcome
+                    collected[positions[start]] = outcome
                     start += 1
                 continue
-            ats = self.ats(index)
-            if ats:
-                charge.cross(of[index]).answered(self.shard, ats, outcomes, at_us)
+            hit_indexes = self.hit_indexes(index)
+            if hit_indexes:
+                charge.cross(of[index]).answered(self.shard, hit_indexes, outcomes, at_us)
             else:
                 charge.settled[of[index]] = judge(self.requests[index], outcomes)
 
-    def _answered_late(self, index: int, found: Outcomes, at_us: int) -> None:
+    def _answered_late(self, index: int, late: Outcomes, at_us: int) -> None:
         """Takes an answer that nobody waits for any more."""
-        ats, of = self.ats(index), self.indexes[index]
-        request = self.cross_shard.get(of) if ats else None
+        hit_indexes, of = self.hit_indexes(index), self.indexes[index]
+        request = self.cross_shard.get(of) if hit_indexes else None
         if request is not None:
-            request.answered(self.shard, ats, found, at_us)
+            request.answered(self.shard, hit_indexes, late, at_us)
         else:
             hits, settled = self.requests[index], self.charge.settled[of]
             outcomes, denied = settled.outcomes, not settled.verdict.passes
-            told = [outcomes[at] for at in ats] if ats and outcomes else outcomes
-            heard = self.charge.given_back
-            give_back_late(heard, self.shard, hits, told, found, at_us, denied=denied)
+            decided = [outcomes[at] for at in hit_indexes] if hit_indexes and outcomes else outcomes
+            refunds = late_refunds(hits, decided, late, at_us, denied=denied)
+            give_back(self.shard, refunds, self.charge.given_back)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
-        charge, count, at_us = self.charge, 0, self.shard.now_us()
-        if not self.places and self._all_local(indexes):
+        charge, count, at_us = self.charge, 0, self.shard.server.clock.now_us()
+        if not self.positions and self._all_local(indexes):
             self._count_here(indexes, reason, at_us)
             return
         for index in indexes:
             if self._has_answer(index):
                 continue
             hits, of = self.requests[index], self.indexes[index]
-            ats = self.ats(index) if self.starts else []
-            found = charge.without(hits, reason, self.shard, at_us)
+            hit_indexes = self.hit_indexes(index) if self.starts else []
+            outcomes = charge.without(hits, reason, self.shard, at_us)
             count += 1
-            if ats:
-                charge.cross(of).answered(self.shard, ats, found, at_us)
+            if hit_indexes:
+                charge.cross(of).answered(self.shard, hit_indexes, outcomes, at_us)
                 continue
-            charge.settled[of] = settled = judge(hits, found)
-            if found.count(None) < len(found) and not settled.verdict.passes:
-                give_back_here(self.shard, hits, found, at_us)
+            charge.settled[of] = settled = judge(hits, outcomes)
+            if outcomes.count(None) < len(outcomes) and not settled.verdict.passes:
+                give_back_here(self.shard, hits, outcomes, at_us)
         if count:
             charge.less(count)
 
@@ -486,44 +450,41 @@ class ShardBatch:
         open_ = [index for index in indexes if settled[of[index]] is _PENDING]
         requests = [self.requests[index] for index in open_]
         charge.stats.store_errors[reason] += sum(map(len, requests))
-        found = self.shard.charge_each_here(requests, at_us)
-        for index, hits, outcomes in zip(open_, requests, found, strict=True):
+        counted = self.shard.charge_each_here(requests, at_us)
+        for index, hits, outcomes in zip(open_, requests, counted, strict=True):
             settled[of[index]] = judge(hits, [*outcomes] or [None] * len(hits))
         if open_:
             charge.less(len(open_))
 
     def expire(self, read_us: int) -> None:
         """Ends the requests without an answer; the shard finds out if its server is to blame."""
-        unanswered = [index for index in range(len(self.requests)) if not self._has_answer(index)]
         late: list[int] = []
         unwanted: list[int] = []
-        for index in unanswered:
+        for index in [at for at in range(len(self.requests)) if not self._has_answer(at)]:
             wanted = index < self.sent or self.wanted(self.indexes[index])
             (late if wanted else unwanted).append(index)
         self.dropped(unwanted)
         if late:
             # Either the server was too slow, or this process had too much to do.
-            blamed = self.shard.late(read_us, self.patience_us)
+            blamed = self.shard.server.late(read_us, self.urgency.patience_us)
             self.failed(late, "timeout" if blamed else "overloaded")
-            self.shard.missed(read_us)
+            self.shard.server.missed(read_us)
 
-    def again_by_slot(self, indexes: Sequence[int]) -> bool:
-        """Sends the requests that still have no answer again."""
+    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+        """The requests that still have no answer."""
         unanswered = [index for index in indexes if not self._has_answer(index)]
-        if unanswered:
-            self.charge.divide_by_slot(self, unanswered)
-        return True
+        return [self.charge.divide_by_slot(self, unanswered)] if unanswered else []
 
     def _has_answer(self, index: int) -> bool:
         charge, of = self.charge, self.indexes[index]
         if charge.finished or charge.settled[of] is not _PENDING or not self.requests[index]:
             return True
-        if not self.places:
+        if not self.positions:
             return False
         request = charge.cross_shard.get(of)
         if request is not None:
-            return request.outcomes[self.ats(index)[0]] is not _ABSENT
-        return charge.outcomes[self.places[self.starts[index]]] is not _ABSENT
+            return request.outcomes[self.hit_indexes(index)[0]] is not _ABSENT
+        return charge.outcomes[self.positions[self.starts[index]]] is not _ABSENT
 
 
 def _are_within(outcomes: Outcomes) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from os import urandom
 
@@ -18,14 +18,13 @@ from ratelimit_service.model import Hit
 from ratelimit_service.stores import always
 from ratelimit_service.stores.keys import SLOTS, slot_of, slot_of_tag
 from ratelimit_service.stores.redis.address import Address, Cluster
-from ratelimit_service.stores.redis.batch import Batch, Part
-from ratelimit_service.stores.redis.charge import Home
+from ratelimit_service.stores.redis.batch import Batch, Retry
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import Reply
 from ratelimit_service.stores.redis.processes import Process
-from ratelimit_service.stores.redis.shard import Shard
-from ratelimit_service.stores.redis.topology import ShardConfig
+from ratelimit_service.stores.redis.shard import Home, Shard
 
-__all__ = ["ClusterOfNodes"]
+__all__ = ["ClusterOfNodes", "moved_to"]
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class ClusterOfNodes:
             self._node(seed.host, seed.port)
         first = next(iter(self._nodes.values()))
         # Until the slots are known the first node gets everything, and says where it belongs.
-        self._homes: list[Home] = [(first, slot) for slot in range(SLOTS)]
+        self.homes: list[Home] = [(first, slot) for slot in range(SLOTS)]
 
     @property
     def shards(self) -> Collection[Shard]:
@@ -76,28 +75,31 @@ class ClusterOfNodes:
 
     def find(self, hit: Hit) -> Home:
         """The node and the slot."""
-        return self._homes[slot_of(hit[0])]
+        return self.homes[slot_of(hit[0])]
 
     def find_all(self, hits: Sequence[Hit]) -> list[Home]:
         """As `find`, for each of many hits."""
-        homes = self._homes
+        homes = self.homes
         return [homes[slot_of(hit[0])] for hit in hits]
 
     def follow(self, shard: Shard, error: str, /) -> Shard | None:
         """Asks for the slots soon. A key whose slot is on its way may have moved already."""
         self._stale.set()
+        target = self._target(shard, error)
+        return target if error.startswith("ASK ") else None
+
+    def _target(self, node: Shard, error: str) -> Shard | None:
+        """The node that a MOVED or ASK of another names; notes where a slot is now."""
         word, _, rest = error.partition(" ")
-        moved = _moved(rest) if word in {"MOVED", "ASK"} else None
+        moved = moved_to(rest) if word in {"MOVED", "ASK"} else None
         if moved is None:
             return None
         slot, host, port = moved
-        target = self._node(host or _host_of(shard), port, start=True)
-        if target is None:
-            return None
-        if word == "ASK":
-            return target
-        self._homes[slot] = target, slot
-        return None
+        target = self._node(host or _host_of(node), port, start=True)
+        if target is not None and word == "MOVED":
+            self.homes[slot] = target, slot
+            self._stale.set()
+        return target
 
     async def start(self) -> None:
         """Tries the given nodes once, asks one of them for the slots, and follows their changes."""
@@ -115,49 +117,43 @@ class ClusterOfNodes:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(node.close() for node in self._nodes.values()))
 
-    def beat_key(self, node: Shard) -> str | None:
+    def heartbeat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed; it lies in one of the node's slots."""
         for number in range(SLOTS):
-            if self._homes[slot_of_tag(b"%d" % number)][0] is node:
+            if self.homes[slot_of_tag(b"%d" % number)][0] is node:
                 return f"{{{number}}}processes"
         return None
 
     def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
         """Sends requests of a batch to the node that an error names; False for any other error."""
-        word, _, rest = error.partition(" ")
+        word = error.partition(" ")[0]
         if word == "CLUSTERDOWN":
             self._stale.set()
-        if word not in {"MOVED", "ASK", "TRYAGAIN"}:
-            return False
-        hops = batch.hops if isinstance(batch, Redirected) else 0
         if word == "TRYAGAIN":
             # While a slot moves, the keys of one request can lie on two nodes. The batch's other
             # requests must not wait for it, so each goes alone.
-            loop = asyncio.get_running_loop()
             for index in indexes:
-                loop.call_later(_AGAIN_SECONDS, self._charge_home, Redirected(batch, [index], 0))
+                self._later(self._charge_home, Redirected(batch, [index], 0))
             return True
+        hops = batch.hops if isinstance(batch, Redirected) else 0
         if batch.finished or hops >= _MOST_HOPS:
             return False
-        moved = _moved(rest)
-        if moved is None:
-            return False
-        slot, host, port = moved
-        target = self._node(host or _host_of(node), port, start=True)
+        target = self._target(node, error)
         if target is None:
             return False
         again = Redirected(batch, indexes, hops + 1)
         send = target.ask if word == "ASK" else target.charge
-        if word == "MOVED":
-            self._homes[slot] = target, slot
-            self._stale.set()
         if hops >= _QUICK_HOPS:  # a pause, so that nodes that disagree are not kept busy
-            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, again)
+            self._later(send, again)
         elif target in self._starting:
             self._starting[target].add_done_callback(lambda _: send(again))
         else:
             send(again)
         return True
+
+    def _later(self, send: Callable[[Batch], None], batch: Batch) -> None:
+        """Sends a batch after a pause."""
+        asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, batch)
 
     def _charge_home(self, batch: Batch) -> None:
         """Sends a batch to the node that has its slot."""
@@ -170,7 +166,8 @@ class ClusterOfNodes:
             seed = self._cluster.seeds[0]
             address: Address = replace(seed, host=host, port=port)
             name = f"{host}:{port}"
-            node = self._config.shard(name, address, self._process, lambda *_: None, router=self)
+            config = self._config.of(name)
+            node = Shard(name, address, self._process, lambda *_: None, config, self)
             self._nodes[host, port] = node
             if start:
                 task = self._starting[node] = asyncio.create_task(node.start())
@@ -198,10 +195,10 @@ class ClusterOfNodes:
             question = node.call("CLUSTER", "SLOTS")
             if question is None:
                 continue
-            if await node.answers(question, _ASK_US) and self._learn(question.result(), host):
+            if await node.server.answers(question, _ASK_US) and self.learn(question.result(), host):
                 return
 
-    def _learn(self, reply: Reply, host: str) -> bool:
+    def learn(self, reply: Reply, host: str) -> bool:
         """Takes the slots from a reply to CLUSTER SLOTS; `host` is the node that sent it."""
         ranges = _ranges(reply, host)
         if not ranges or len({endpoint for *_, endpoint in ranges}) > _MOST_NODES:
@@ -214,12 +211,12 @@ class ClusterOfNodes:
                 continue
             masters.add(node)
             for slot in range(first, last + 1):
-                if self._homes[slot][0] is not node:
-                    self._homes[slot] = node, slot
+                if self.homes[slot][0] is not node:
+                    self.homes[slot] = node, slot
         gone = [(at, node) for at, node in self._nodes.items() if node not in masters]
         if gone:
-            # What is owed to slots that nobody has now waits where they were.
-            homes = {home for home, _ in self._homes}
+            # What slots are still to count that nobody has now waits where they were.
+            homes = {home for home, _ in self.homes}
             for endpoint, node in gone:
                 if node not in homes:
                     self._retire(endpoint, node)
@@ -234,10 +231,10 @@ class ClusterOfNodes:
         task.add_done_callback(self._ending.discard)
 
     async def _end(self, node: Shard) -> None:
-        """Disconnects from a node, and tells its debts to the nodes that have its slots now."""
+        """Disconnects from a node; its slots' new nodes are told what it was still to count."""
         await node.retire(self._charge_home)
-        for requests, expires_us in node.debts():
-            self.find(requests[0][0])[0].owe(requests, expires_us)
+        for requests, expires_us in node.uncounted():
+            self.find(requests[0][0])[0].resync(requests, expires_us)
 
 
 def _host_of(node: Shard) -> str:
@@ -245,7 +242,7 @@ def _host_of(node: Shard) -> str:
     return node.name.rpartition(":")[0]
 
 
-def _moved(text: str) -> tuple[int, str, int] | None:
+def moved_to(text: str) -> tuple[int, str, int] | None:
     """The slot, host and port that an error names; None if it names none."""
     slot, _, address = text.partition(" ")
     host, _, port = address.rpartition(":")
@@ -257,26 +254,26 @@ def _moved(text: str) -> tuple[int, str, int] | None:
     return int(slot), host, int(port)
 
 
-def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
+def _ranges(reply: Reply, default_host: str) -> list[tuple[int, int, tuple[str, int]]]:
     """First slot, last slot, and host and port of the master of each range.
 
     Empty if the reply is not one to CLUSTER SLOTS.
     """
     if not isinstance(reply, list):
         return []
-    found = []
+    ranges = []
     try:
         for first, last, (host, port, *_), *_ in reply:
             name = host.decode() if isinstance(host, bytes) else ""
             if not (0 <= first <= last < SLOTS and 0 < port <= _MOST_PORT):
                 return []
-            found.append((int(first), int(last), (name or asked, int(port))))
+            ranges.append((int(first), int(last), (name or default_host, int(port))))
     except (TypeError, ValueError):
         return []
-    return found
+    return ranges
 
 
-class Redirected(Part):
+class Redirected(Retry):
     """Some requests of a batch, on their way to another node.
 
     However often they are sent on, these know the batch itself: while a slot moves that can be

@@ -25,6 +25,7 @@ from ratelimit_service.net.names import shared_names
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.error_replies import wants_password
 from ratelimit_service.text.display import reason
 
 __all__ = [
@@ -34,9 +35,7 @@ __all__ = [
     "RedisConnection",
     "Reply",
     "all_read",
-    "crosses_slots",
     "expect",
-    "is_refused",
     "open_connection",
 ]
 
@@ -80,14 +79,14 @@ class RedisConnection(asyncio.Protocol):
         """When the bytes of each pending command left; commands that have not left are missing."""
         self._leaving = 0
         """Commands written in this turn of the loop: their bytes leave at its end."""
-        self._read: deque[tuple[Answered, int, Reply]] = deque()
+        self._replies: deque[tuple[Answered, int, Reply]] = deque()
         """Replies that have been read and not handed on yet: to whom, when their command left."""
-        self._telling = False
+        self._handing_on = False
         """Whether replies are being handed on, now or in a later turn."""
         self._unread_bytes = 0
         """How many bytes have come since the last reply was whole."""
         self._transport: asyncio.WriteTransport | None = None
-        self._heard_at = self._replied_at = 0.0
+        self._read_at = self._replied_at = 0.0
         """When bytes came last, and when a reply was whole last, or nothing was pending."""
         self._bugs = Bugs()
         self.password = ""
@@ -101,7 +100,7 @@ class RedisConnection(asyncio.Protocol):
     @property
     def silence(self) -> float:
         """Seconds for which calls have been pending without a byte from the server."""
-        return self._loop.time() - self._heard_at if self._calls else 0.0
+        return self._loop.time() - self._read_at if self._calls else 0.0
 
     @property
     def stalled(self) -> float:
@@ -116,7 +115,7 @@ class RedisConnection(asyncio.Protocol):
     def forgive(self, seconds: float) -> None:
         """Takes time in which this process did not listen off the server's silence."""
         now = self._loop.time()
-        self._heard_at = min(self._heard_at + seconds, now)
+        self._read_at = min(self._read_at + seconds, now)
         self._replied_at = min(self._replied_at + seconds, now)
 
     def held_up(self, us: int) -> None:
@@ -130,12 +129,12 @@ class RedisConnection(asyncio.Protocol):
         The reply is None if the connection is lost before it is read.
         """
         if self._transport is None or self.lost.done():
-            self._read.extend([(each, self.answered_left_us, None) for each in answered])
-            self._tell_all()
+            self._replies.extend([(each, self.answered_left_us, None) for each in answered])
+            self._hand_on()
             return
         packed = b"".join(map(_packed, commands))  # before anything else, because it may raise
         if not self._calls:
-            self._heard_at = self._replied_at = self._loop.time()
+            self._read_at = self._replied_at = self._loop.time()
         self._calls.extend(answered)
         self._transport.write(packed)
         if not self._leaving:
@@ -171,19 +170,19 @@ class RedisConnection(asyncio.Protocol):
         """The text of an error without the password, so that it can go to the log."""
         return without(self.password, str(reply))
 
-    def when_told(self, told: Callable[[], None]) -> bool:
-        """Calls `told` once every reply that has been read until now is handed on.
+    def when_handed_on(self, callback: Callable[[], None]) -> bool:
+        """Calls `callback` once every reply that has been read until now is handed on.
 
-        Returns whether there is any; if not, `told` is not called.
+        Returns whether there is any; if not, `callback` is not called.
         """
-        if not self._read:
+        if not self._replies:
             return False
-        self._read.append((partial(_tell_of_it, told), self.answered_left_us, None))
+        self._replies.append((partial(_call, callback), self.answered_left_us, None))
         return True
 
     def distrust(self) -> None:
         """Closes the connection: a reply did not fit its call, so the next ones may not either."""
-        self._read = deque([(answered, left_us, None) for answered, left_us, _ in self._read])
+        self._replies = deque([(answered, left_us, None) for answered, left_us, _ in self._replies])
         self.close("a reply was none to its command")
 
     def _ponged(self, word: bytes, ping: asyncio.Future[Reply]) -> None:
@@ -203,20 +202,20 @@ class RedisConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: every complete reply belongs to the oldest call."""
-        self._heard_at = self._loop.time()
+        self._read_at = self._loop.time()
         self._unread_bytes += len(data)
         self._reader.feed(data)
         try:
             while not self.lost.done() and (reply := self._reader.gets()) is not False:
                 self._unread_bytes = 0
-                self._replied_at = self._heard_at
+                self._replied_at = self._read_at
                 self._take(reply)
             self.caught_up = not self._left  # what was sent just now cannot have a reply
             if self._unread_bytes > _MOST_REPLY_BYTES:
                 self.close("a reply without end")
         except hiredis.ProtocolError as error:
             self.close(f"not a Redis server: {error}")
-        self._tell_all()
+        self._hand_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
@@ -228,34 +227,34 @@ class RedisConnection(asyncio.Protocol):
             return
         if self._leaving and not self._left:
             self._have_left()
-        self._read.append((self._calls.popleft(), self._left.popleft(), reply))
+        self._replies.append((self._calls.popleft(), self._left.popleft(), reply))
 
-    def _tell_all(self) -> None:
+    def _hand_on(self) -> None:
         """Hands on what has been read, in order, unless that is being done already."""
-        if not self._telling:
-            self._telling = True
+        if not self._handing_on:
+            self._handing_on = True
             try:
-                self._scheduler.reply(self._tell_some)
+                self._scheduler.reply(self._hand_on_some)
             except Exception:
-                self._telling = False  # or nothing would be handed on any more
+                self._handing_on = False  # or nothing would be handed on any more
                 raise
 
-    def _tell_some(self) -> None:
+    def _hand_on_some(self) -> None:
         """Hands on replies of so many items; the others wait for another turn."""
         items = 0
         try:
-            while self._read:
-                answered, left_us, reply = self._read[0]
+            while self._replies:
+                answered, left_us, reply = self._replies[0]
                 more = _REPLY_ITEMS
                 if isinstance(reply, bytes):
                     more += len(reply) // _ITEM_BYTES
                 elif isinstance(reply, list):
                     more += len(reply)
                 if items and items + more > _TURN_ITEMS:
-                    self._scheduler.reply(self._tell_some)
+                    self._scheduler.reply(self._hand_on_some)
                     return
                 items += more
-                self._read.popleft()
+                self._replies.popleft()
                 self.answered_left_us = left_us
                 try:
                     answered(reply)
@@ -263,10 +262,10 @@ class RedisConnection(asyncio.Protocol):
                     self._bugs.note("a reply from Redis could not be handled", error)
         except Exception as error:
             self._bugs.note("replies from Redis could not be handed on", error)
-            self._telling = False
+            self._handing_on = False
             self.close("the service failed: see its log")
             return
-        self._telling = False
+        self._handing_on = False
 
     def _end(self, reason: str) -> None:
         if not self.lost.done():
@@ -274,12 +273,12 @@ class RedisConnection(asyncio.Protocol):
         self._left.clear()
         self._leaving = 0
         while self._calls:
-            self._read.append((self._calls.popleft(), self.answered_left_us, None))
-        self._tell_all()
+            self._replies.append((self._calls.popleft(), self.answered_left_us, None))
+        self._hand_on()
 
 
-def _tell_of_it(told: Callable[[], None], _reply: Reply) -> None:
-    told()
+def _call(callback: Callable[[], None], _reply: Reply) -> None:
+    callback()
 
 
 async def all_read() -> None:
@@ -336,8 +335,8 @@ async def _connected(address: Address, tls: ssl.SSLContext | None) -> RedisConne
     loop = asyncio.get_running_loop()
     name = address.host if tls else None
     fault = OSError(f"{address.host} has no address")
-    for found in await shared_names().addresses(address.host, address.port):
-        end = found[-1]
+    for info in await shared_names().addresses(address.host, address.port):
+        end = info[-1]
         try:
             _, connection = await loop.create_connection(
                 RedisConnection, end[0], end[1], ssl=tls, server_hostname=name
@@ -349,31 +348,11 @@ async def _connected(address: Address, tls: ssl.SSLContext | None) -> RedisConne
     raise fault
 
 
-def is_refused(error: Exception) -> bool:
-    """Whether a proxy does not have a command, or our user may not use it."""
-    text = str(error)
-    if text.startswith("OOM"):  # it says "not allowed", and means for now
-        return False
-    return text.startswith("NOPERM") or any(word in text for word in _NEVER)
-
-
-_NEVER: Final = ("unknown", "unsupported", "not supported", "not allowed", "disabled")
-"""How servers and proxies say that they do not have a command."""
-
-
-def crosses_slots(error: str) -> bool:
-    """Whether a command was refused, before it did anything, for keys in several slots.
-
-    Redis says CROSSSLOT; some proxies say that keys must be in the same slot.
-    """
-    return "CROSSSLOT" in error or "same slot" in error
-
-
 def expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:
     """Raises StoreError if the reply to a command is missing, an error, or no text."""
     if reply is None:
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
-    if isinstance(reply, Exception) and not connection.password and _wants_password(reply):
+    if isinstance(reply, Exception) and not connection.password and wants_password(reply):
         raise StoreError(
             f"Redis at {address} wants a password: redis://:PASSWORD@HOST:PORT/0 ({reply!s})"
         )
@@ -383,8 +362,3 @@ def expect(reply: Reply, command: Command, address: Address, connection: RedisCo
         raise StoreError(
             f"Redis at {address} does not answer to {command[0]!s}, but something else"
         )
-
-
-def _wants_password(error: Exception) -> bool:
-    """Whether an error is one to a client without a password; the second to a long command."""
-    return str(error).startswith("NOAUTH") or "unauthenticated" in str(error)

@@ -26,18 +26,19 @@ class Contexts:
         self._component = component
         self._health = health
         self._reloads = reloads
-        self._kept: dict[RedisTLSFiles, Renewed[ssl.SSLContext]] = {}
+        self._contexts: dict[RedisTLSFiles, Renewed[ssl.SSLContext]] = {}
         self._watching: list[asyncio.Task[None]] = []
 
     async def of(self, files: RedisTLSFiles) -> ssl.SSLContext:
         """The context to connect with now. Raises StoreError if the files were never good."""
-        kept = self._kept.get(files)
-        if kept is None:
+        context = self._contexts.get(files)
+        if context is None:
             read = await asyncio.to_thread(self._read, files)
-            kept = self._kept.setdefault(files, read)  # another shard may have read them as well
-            if kept is read:
-                self._watching.append(asyncio.create_task(kept.watch()))
-        return kept.value
+            # Another shard may have read them as well.
+            context = self._contexts.setdefault(files, read)
+            if context is read:
+                self._watching.append(asyncio.create_task(context.watch()))
+        return context.value
 
     def close(self) -> None:
         """Stops watching the files."""

@@ -1,9 +1,9 @@
 """A request whose counters have several homes: all of its hits count, or none.
 
-Its pieces are charged at the same time, each as a request of its own. If one piece is denied, the
-whole request is, and what the other pieces have counted is given back. Until then that charge may
-deny somebody else; it never admits anybody. As long as all pieces are within, `charge` only
-collects their outcomes. What is here begins with the first piece that is not.
+Its parts are charged at the same time, each as a request of its own. If one part is denied, the
+whole request is, and what the other parts have counted is given back. Until then that charge may
+deny somebody else; it never admits anybody. As long as all parts are within, `charge` only
+collects their outcomes. What is here begins with the first part that is not.
 What must not live here: which home a counter has, and what a server does.
 """
 
@@ -19,14 +19,15 @@ from ratelimit_service.stores import DROPPED, Outcomes, Settled, Verdict, judge
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.give_back import (
     GivenBack,
-    give_back_late,
+    give_back,
+    late_refunds,
     look,
     undo,
     undoable,
 )
 from ratelimit_service.stores.redis.shard import Shard
 
-__all__ = ["ABSENT", "PENDING", "CrossShardRequest", "piece_of"]
+__all__ = ["ABSENT", "PENDING", "CrossShardRequest", "shard_part_of"]
 
 PENDING: Final = Settled([], Verdict.DROPPED)
 """Stands for the result of a request until that is known. Compare it with `is`."""
@@ -36,14 +37,14 @@ ABSENT: Final = Outcome(False, 0, 0, -1)
 
 _WITHIN: Final = Verdict.WITHIN
 
-Piece = tuple[Shard, Sequence[int], int]
-"""The answer to a piece: its shard, the indexes of its hits in the request, the shard's time."""
+ShardPart = tuple[Shard, Sequence[int], int]
+"""The answer to a part: its shard, the indexes of its hits in the request, the shard's time."""
 
 
 class CrossShardRequest:
     """A request whose counters have several homes.
 
-    Each home's hits are a piece of it, and `ats` are their indexes in the request.
+    Each home's hits are a part of it, and `indexes` are their indexes in the request.
     """
 
     __slots__ = (
@@ -53,10 +54,10 @@ class CrossShardRequest:
         "index",
         "missing",
         "outcomes",
-        "pieces",
         "returning",
         "settle",
         "settled",
+        "shard_parts",
         "stats",
         "tell_of_give_backs",
     )
@@ -73,7 +74,7 @@ class CrossShardRequest:
         """`settle` is called once, with the index of the request and its result.
 
         `outcomes` are those that are known already; the others are `ABSENT`. The caller says in
-        `pieces` and `missing` which pieces have their answers.
+        `shard_parts` and `missing` which parts have their answers.
         """
         self.index = index
         self.hits = hits
@@ -82,63 +83,68 @@ class CrossShardRequest:
         self.tell_of_give_backs = given_back
         self.stats = stats
         self.outcomes = outcomes
-        self.pieces: list[Piece] = []
-        """The pieces that have their answers."""
+        self.shard_parts: list[ShardPart] = []
+        """The parts that have their answers."""
         self.missing = 0
-        """How many pieces have no answer yet."""
+        """How many parts have no answer yet."""
         self.returning: list[Sequence[int]] = []
         """The hits of each give-back that is under way."""
         self.dropped = False
-        """Whether a piece was not sent, since nobody wants the request any more."""
+        """Whether a part was not sent, since nobody wants the request any more."""
         self.finished = False
 
-    def drop(self, ats: Sequence[int]) -> None:
-        """A piece was not sent, and will not be."""
+    def drop(self, indexes: Sequence[int]) -> None:
+        """A part was not sent, and will not be."""
         self.dropped = True
-        for at in ats:
-            self.outcomes[at] = None
+        for index in indexes:
+            self.outcomes[index] = None
         self.missing -= 1
         if not self.missing:
             self._settle()
 
-    def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
-        """A piece has its outcomes; the last one settles the request."""
+    def answered(
+        self, shard: Shard, indexes: Sequence[int], part_outcomes: Outcomes, at_us: int
+    ) -> None:
+        """A part has its outcomes; the last one settles the request."""
         outcomes = self.outcomes
-        if outcomes[ats[0]] is not ABSENT:  # the piece was given up before: this answer is too late
+        if outcomes[indexes[0]] is not ABSENT:  # it was given up before: this answer is late
             denied = not judge(self.hits, outcomes).verdict.passes
-            hits = [self.hits[at] for at in ats]
-            told = [outcomes[at] for at in ats]
-            heard = self.tell_of_give_backs
-            dropped = self.dropped
-            give_back_late(heard, shard, hits, told, found, at_us, denied=denied, dropped=dropped)
+            hits = [self.hits[index] for index in indexes]
+            decided = [outcomes[index] for index in indexes]
+            refunds = late_refunds(
+                hits, decided, part_outcomes, at_us, denied=denied, dropped=self.dropped
+            )
+            give_back(shard, refunds, self.tell_of_give_backs)
             return
-        for at, outcome in zip(ats, found, strict=True):
-            outcomes[at] = outcome
-        self.pieces.append((shard, ats, at_us))
+        for index, outcome in zip(indexes, part_outcomes, strict=True):
+            outcomes[index] = outcome
+        self.shard_parts.append((shard, indexes, at_us))
         self.missing -= 1
         if not self.missing:
             self._settle()
 
     def _settle(self) -> None:
-        """Every piece has its outcomes: gives back what is not to be counted."""
+        """Every part has its outcomes: gives back what is not to be counted."""
         self.settled = DROPPED if self.dropped else judge(self.hits, self.outcomes)
         if self.settled.verdict is _WITHIN:
             self.finish()
             return
         changed = self._changed()
         taken_back = []
-        for shard, ats, at_us in self.pieces:
+        for shard, indexes, at_us in self.shard_parts:
             for local in (False, True):
                 there = [
-                    at
-                    for at in ats
-                    if at in changed and (found := self.outcomes[at]) and found.local == local
+                    index
+                    for index in indexes
+                    if index in changed
+                    and (outcome := self.outcomes[index])
+                    and outcome.local == local
                 ]
                 if there:
                     taken_back.append((shard, there, at_us, local))
-        self.returning = [ats for _, ats, _, _ in taken_back]
-        for shard, ats, at_us, local in taken_back:
-            self._take_back(shard, ats, at_us, local=local)
+        self.returning = [indexes for _, indexes, _, _ in taken_back]
+        for shard, indexes, at_us, local in taken_back:
+            self._take_back(shard, indexes, at_us, local=local)
         if not self.returning:
             self.finish()
 
@@ -150,32 +156,32 @@ class CrossShardRequest:
         """
         hits, outcomes = self.hits, self.outcomes
         if not self.settled.verdict.passes:
-            over = [at for at, hit in enumerate(hits) if not hit.refund]
-            keys = [hits[at].key for at in over]
+            over = [index for index, hit in enumerate(hits) if not hit.refund]
+            keys = [hits[index].key for index in over]
         else:
             keys = []  # each limit of a descriptor has a counter of its own
             # A descriptor in shadow mode counts in all of its limits or in none.
             over = [
-                at
-                for ats, is_over in descriptors(hits, outcomes)
-                if is_over and hits[ats[0]].mode is Mode.SHADOW
-                for at in ats
+                index
+                for indexes, is_over in descriptors(hits, outcomes)
+                if is_over and hits[indexes[0]].mode is Mode.SHADOW
+                for index in indexes
             ]
         return {
-            at
-            for at in over
-            if (found := outcomes[at])
+            index
+            for index in over
+            if (outcome := outcomes[index])
             and (
-                undoable(hits[at], found, dropped=self.dropped)
-                or (not found.over and keys.count(hits[at].key) > 1)
+                undoable(hits[index], outcome, dropped=self.dropped)
+                or (not outcome.over and keys.count(hits[index].key) > 1)
             )
         }
 
-    def _take_back(self, shard: Shard, ats: Sequence[int], at_us: int, *, local: bool) -> None:
+    def _take_back(self, shard: Shard, indexes: Sequence[int], at_us: int, *, local: bool) -> None:
         """Gives back what was counted of these hits, all of one home, and asks what is left."""
         undone, peeks = [], []
-        for at in ats:
-            hit, outcome = self.hits[at], self.outcomes[at]
+        for index in indexes:
+            hit, outcome = self.hits[index], self.outcomes[index]
             assert outcome is not None  # noqa: S101 -- it was counted
             peeks.append(look(hit))
             if undoable(hit, outcome, dropped=self.dropped):
@@ -184,59 +190,62 @@ class CrossShardRequest:
         count = len(undone)
         undone.reverse()  # in a queue only the last place can be given back, so begin with it
         if local:
-            now_us = shard.now_us()
-            self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
+            now_us = shard.server.clock.now_us()
+            self._undone(indexes, shard.charge_here([*undone, *peeks], now_us)[count:])
             return
-        shard.charge(Background([[*undone, *peeks]], partial(self._given_back, ats)))
+        shard.charge(Background([[*undone, *peeks]], partial(self._given_back, indexes)))
 
-    def _given_back(self, ats: Sequence[int], found: Outcomes | None) -> None:
+    def _given_back(self, indexes: Sequence[int], outcomes: Outcomes | None) -> None:
         """The shard has given these hits back, and says what is left on their counters."""
-        self.tell_of_give_backs([self.hits[at].key for at in ats])
-        self._undone(ats, found and found[-len(ats) :])
+        self.tell_of_give_backs([self.hits[index].key for index in indexes])
+        self._undone(indexes, outcomes and outcomes[-len(indexes) :])
 
-    def _undone(self, ats: Sequence[int], peeks: Sequence[Outcome | None] | None) -> None:
+    def _undone(self, indexes: Sequence[int], peeks: Sequence[Outcome | None] | None) -> None:
         """Hears that these hits are given back, and what is left now where `peeks` say it."""
         if self.finished:
             return
-        self._report(ats, peeks)
-        self.returning.remove(ats)
+        self._report(indexes, peeks)
+        self.returning.remove(indexes)
         if not self.returning:
             self.finish()
 
-    def _report(self, ats: Sequence[int], peeks: Sequence[Outcome | None] | None) -> None:
+    def _report(self, indexes: Sequence[int], peeks: Sequence[Outcome | None] | None) -> None:
         """Puts into the outcomes that the charges are given back; `peeks` say what is left now."""
-        for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
-            outcome = self.outcomes[at]
+        for index, peek in zip(indexes, peeks or [None] * len(indexes), strict=True):
+            outcome = self.outcomes[index]
             assert outcome is not None  # noqa: S101 -- it has counted
-            undone = undoable(self.hits[at], outcome, dropped=self.dropped)
+            undone = undoable(self.hits[index], outcome, dropped=self.dropped)
             charged = 0 if undone else outcome.charged
             remaining = outcome.remaining + outcome.charged - charged
             outcome = outcome.replaced(remaining=remaining, charged=charged)
             if peek is not None:
                 outcome = outcome.replaced(remaining=peek.remaining, reset_us=peek.reset_us)
-            self.outcomes[at] = outcome
+            self.outcomes[index] = outcome
 
     def finish(self) -> None:
         """Hands the result on. A give-back that is still under way is reported as done."""
         if self.finished or self.missing:
             return
         self.finished = True
-        for ats in self.returning:
-            self._report(ats, None)
+        for indexes in self.returning:
+            self._report(indexes, None)
         self.settle(self.index, self.settled)
 
 
 def descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
     """The indexes of the hits of each descriptor that charges, and whether it is over."""
     groups: list[list[int]] = []
-    for at, hit in enumerate(hits):
+    for index, hit in enumerate(hits):
         if hit.refund:
             continue
         if hit.joined and groups:
-            groups[-1].append(at)
+            groups[-1].append(index)
         else:
-            groups.append([at])
-    return [(ats, any(_over(hits[at], outcomes[at]) for at in ats)) for ats in groups]
+            groups.append([index])
+    return [
+        (indexes, any(_over(hits[index], outcomes[index]) for index in indexes))
+        for indexes in groups
+    ]
 
 
 def _over(hit: Hit, outcome: Outcome | None) -> bool:
@@ -246,23 +255,23 @@ def _over(hit: Hit, outcome: Outcome | None) -> bool:
     return outcome.over
 
 
-def piece_of(hits: Sequence[Hit], ats: Sequence[int]) -> list[Hit]:
+def shard_part_of(hits: Sequence[Hit], indexes: Sequence[int]) -> list[Hit]:
     """Some hits of a request as a request of their own, which is charged in one home.
 
-    The piece must be denied only by what denies the whole request. Quotas deny only if all of them
-    are over. So if some of the quotas have another home, those in this piece are always counted.
+    The part must be denied only by what denies the whole request. Quotas deny only if all of them
+    are over. So if some of the quotas have another home, those in this part are always counted.
     """
-    quotas = {at for at, hit in enumerate(hits) if hit.mode is Mode.QUOTA and not hit.refund}
-    if not quotas - set(ats):
-        quotas = set()  # all quotas are in this piece, so it can be denied by them
-    # A hit that is joined to one in another home begins a descriptor in this piece.
-    first, piece = 0, []
-    leaders = [first := first if hit.joined else at for at, hit in enumerate(hits)]
-    for number, at in enumerate(ats):
-        if at in quotas:
+    quotas = {index for index, hit in enumerate(hits) if hit.mode is Mode.QUOTA and not hit.refund}
+    if not quotas - set(indexes):
+        quotas = set()  # all quotas are in this part, so it can be denied by them
+    # A hit that is joined to one in another home begins a descriptor in this part.
+    first, part = 0, []
+    leaders = [first := first if hit.joined else index for index, hit in enumerate(hits)]
+    for number, index in enumerate(indexes):
+        if index in quotas:
             # Not joined: joined hits in shadow mode would count together or not at all.
-            piece.append(hits[at]._replace(mode=Mode.SHADOW, joined=False))
+            part.append(hits[index]._replace(mode=Mode.SHADOW, joined=False))
         else:
-            joined = number > 0 and leaders[at] == leaders[ats[number - 1]]
-            piece.append(hits[at]._replace(joined=joined))
-    return piece
+            joined = number > 0 and leaders[index] == leaders[indexes[number - 1]]
+            part.append(hits[index]._replace(joined=joined))
+    return part

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import Hit
-from ratelimit_service.stores import RANKS
+from ratelimit_service.stores import PRIORITIES
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, Section, weight
 
@@ -68,15 +68,15 @@ class Filling:
         self._timeout_us = timeout_us
         self.now_us = now_us
         self.below = below
-        """What is of a rank below this may be sent now."""
+        """What is of a priority below this may be sent now."""
         self.calls: dict[int, ScriptCall] = {}
         """By the slot of what they charge."""
         self.size = 0
         """The weight of what they charge."""
         self.full = False
         """Whether more waits than fits."""
-        self.lowest = RANKS - 1
-        """The lowest rank of what they charge."""
+        self.lowest = PRIORITIES - 1
+        """The smallest priority of what they charge."""
 
     def take(self, batch: Batch) -> None:
         """Takes requests from a batch, as many as fit; drops those that nobody wants any more."""
@@ -96,12 +96,12 @@ class Filling:
         batch.sent = stop
         self.size += added
         if len(taken) < stop - start:
-            kept = set(taken)
-            batch.dropped([at for at in range(start, stop) if at not in kept])
+            wanted_ones = set(taken)
+            batch.dropped([at for at in range(start, stop) if at not in wanted_ones])
 
     def add(self, batch: Batch, indexes: Sequence[int], requests: Sequence[Sequence[Hit]]) -> None:
         """Adds these requests of a batch to the calls of their slots."""
-        self.lowest = min(self.lowest, batch.rank)
+        self.lowest = min(self.lowest, batch.urgency.priority)
         if self._slot is None:
             self._add(_ONLY, batch, indexes, requests)
             return
@@ -117,8 +117,8 @@ class Filling:
             call = self.calls[slot] = ScriptCall([], [], [], self.now_us, next(self._numbers))
         call.indexes.append((batch, indexes))
         call.requests.extend(requests)
-        deadline_us = batch.deadline_us
-        if deadline_us > batch.due_us:
+        deadline_us = batch.urgency.deadline_us
+        if deadline_us > batch.urgency.due_us:
             deadline_us = min(deadline_us, self.now_us + self._timeout_us)
         call.sections.append((self._not_after(deadline_us), requests))
 

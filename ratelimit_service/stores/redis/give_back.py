@@ -6,61 +6,57 @@ What must not live here: whether a request is denied, and so what is to be taken
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ratelimit_service.model import Hit, Outcome, Receipt
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
 
-__all__ = ["GivenBack", "give_back_here", "give_back_late", "look", "undo", "undoable"]
+__all__ = ["GivenBack", "give_back", "give_back_here", "late_refunds", "look", "undo", "undoable"]
 
 GivenBack = Callable[[Sequence[bytes]], None]
 """Hears of counters in which hits were given back, once that is done."""
 
 
-def give_back_late(
-    given_back: GivenBack,
-    shard: Shard,
+def late_refunds(
     hits: Sequence[Hit],
-    told: Outcomes,
-    found: Outcomes,
+    decided: Outcomes,
+    late: Outcomes,
     at_us: int,
     *,
     denied: bool,
     dropped: bool = False,
-) -> None:
-    """Takes back what a server has counted after the request was decided without it.
+) -> list[Hit]:
+    """Refunds of what a server has counted at `at_us`, after the request was decided without it.
 
     If the request was denied or dropped, all of its charges are taken back; else only those that
-    this process has counted instead. `told` are the outcomes that decided the request, `found` the
-    late ones.
+    this process has counted instead. `decided` are the outcomes by which it was decided, `late`
+    those that the server has given.
     """
-    undone = [
+    return [
         undo(hit, outcome, at_us)
-        for hit, before, outcome in zip(hits, told, found, strict=True)
+        for hit, before, outcome in zip(hits, decided, late, strict=True)
         if outcome
         and undoable(hit, outcome, dropped=dropped)
         and (denied or dropped or (before is not None and before.local))
     ]
-    if undone:
-        keys = [hit.key for hit in undone]
-        shard.charge(Background([undone], partial(_given_back_late, given_back, keys)))
 
 
-def _given_back_late(given_back: GivenBack, keys: Sequence[bytes], _found: Outcomes | None) -> None:
-    given_back(keys)
+def give_back(shard: Shard, refunds: Sequence[Hit], given_back: GivenBack) -> None:
+    """Has a shard take back what it has counted; `given_back` hears of it once that is done."""
+
+    def done(_: Outcomes | None) -> None:
+        given_back([hit.key for hit in refunds])
+
+    if refunds:
+        shard.charge(Background([refunds], done))
 
 
-def give_back_here(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:
+def give_back_here(shard: Shard, hits: Sequence[Hit], outcomes: Outcomes, at_us: int) -> None:
     """Takes back what this process alone has counted."""
-    undone = [
-        undo(hit, outcome, at_us)
-        for hit, outcome in zip(hits, found, strict=True)
-        if outcome and undoable(hit, outcome)
-    ]
-    if undone:
-        shard.charge_here(undone, at_us)
+    refunds = late_refunds(hits, outcomes, outcomes, at_us, denied=True)
+    if refunds:
+        shard.charge_here(refunds, at_us)
 
 
 def undoable(hit: Hit, outcome: Outcome | None, *, dropped: bool = False) -> bool:

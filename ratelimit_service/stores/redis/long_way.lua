@@ -61,16 +61,16 @@ end
 local LATE = { late = true, passed = true, remaining = 0, reset = 0, retry = 0, counted = 0 }
 local function settle_late(hits)
   local refunds, steps = {}, {}
-  for place, hit in ipairs(hits) do
-    steps[place] = LATE
+  for position, hit in ipairs(hits) do
+    steps[position] = LATE
     if hit.refund then
       table.insert(refunds, hit)
     end
   end
   local refunded, changes = settle(refunds, read, now)
-  for place, hit in ipairs(hits) do
+  for position, hit in ipairs(hits) do
     if hit.refund then
-      steps[place] = table.remove(refunded, 1)
+      steps[position] = table.remove(refunded, 1)
     end
   end
   return steps, changes
@@ -78,8 +78,8 @@ end
 
 local function settled(hits, late)
   local steps, changes = (late and settle_late or settle)(hits, read, now)
-  for place, step in ipairs(steps) do
-    local limit = hits[place].spec.limit
+  for position, step in ipairs(steps) do
+    local limit = hits[position].spec.limit
     assert(step.remaining >= 0 and step.remaining <= limit and step.counted >= 0)
     assert(step.reset >= 0 and step.reset < MAX_WAIT and step.retry >= 0 and step.retry < MAX_WAIT)
   end

@@ -66,8 +66,8 @@ _PARSED_AT_ONCE: Final = 20
 _MOST_SHOWN: Final = 200
 """Characters of what is wrong with one: it may repeat all of it."""
 
-_MOST_TOLD: Final = 200
-_TOLD_AT_ONCE: Final = 20
+_MOST_LOGGED: Final = 200
+_LOGGED_AT_ONCE: Final = 20
 """So many lost overrides are logged, and so many in a line."""
 
 _MOST_READS: Final = 3
@@ -102,17 +102,17 @@ end
 local audited = 7 + tonumber(ARGV[7])
 local removed = audited + 1 + tonumber(ARGV[audited + 1])
 local count = redis.call("HLEN", KEYS[1])
-for place = audited + 2, removed do
-  count = count - redis.call("HEXISTS", KEYS[1], ARGV[place])
+for index = audited + 2, removed do
+  count = count - redis.call("HEXISTS", KEYS[1], ARGV[index])
 end
 if count + (#ARGV - removed) / 2 > tonumber(ARGV[3]) then
   return -1
 end
-for place = audited + 2, removed do
-  redis.call("HDEL", KEYS[1], ARGV[place])
+for index = audited + 2, removed do
+  redis.call("HDEL", KEYS[1], ARGV[index])
 end
-for place = removed + 1, #ARGV, 2 do
-  redis.call("HSET", KEYS[1], ARGV[place], ARGV[place + 1])
+for index = removed + 1, #ARGV, 2 do
+  redis.call("HSET", KEYS[1], ARGV[index], ARGV[index + 1])
 end
 local after = math.max(stamp + 1, tonumber(ARGV[1]))
 if after >= 2^52 then
@@ -121,11 +121,11 @@ end
 local changed = string.format("%.0f", after)
 redis.call("SET", KEYS[2], changed)
 local change = {string.format("%.0f", stamp), changed}
-for place = audited + 2, removed do
-  change[#change + 1] = ARGV[place]
+for index = audited + 2, removed do
+  change[#change + 1] = ARGV[index]
 end
-for place = removed + 1, #ARGV, 2 do
-  change[#change + 1] = ARGV[place]
+for index = removed + 1, #ARGV, 2 do
+  change[#change + 1] = ARGV[index]
 end
 if #change - 2 > tonumber(ARGV[6]) then
   redis.call("DEL", KEYS[4])
@@ -133,8 +133,8 @@ else
   redis.call("LPUSH", KEYS[4], cjson.encode(change))
   redis.call("LTRIM", KEYS[4], 0, ARGV[5] - 1)
 end
-for place = 8, audited do
-  redis.call("LPUSH", KEYS[3], ARGV[place])
+for index = 8, audited do
+  redis.call("LPUSH", KEYS[3], ARGV[index])
 end
 redis.call("LTRIM", KEYS[3], 0, ARGV[4] - 1)
 return string.format("%.0f ", stamp) .. changed
@@ -176,7 +176,7 @@ class OverridesInRedis:
         """Whether nothing was changed while that was read."""
         self._read: dict[bytes, tuple[bytes, Override | None]] = {}
         """What was read last, by id, and what that says; None for what cannot be read."""
-        self._told: int | None = None
+        self._reported: int | None = None
         """The stamp of what was told last."""
         self._looked_at = -1
         """The stamp of what was looked through for what cannot be read."""
@@ -184,17 +184,17 @@ class OverridesInRedis:
         """The ids of that."""
 
     async def changed(self) -> Mapping[str, Override] | None:
-        """As `KeptOverrides`."""
+        """As `OverrideStore`."""
         async with self._turn:
             await self._look()
-            if self._stamp == self._told:
+            if self._stamp == self._reported:
                 return None
-            self._told = self._stamp
-            found = [override for _, override in self._read.values() if override is not None]
-            return {override.id: override for override in found}
+            self._reported = self._stamp
+            overrides = [override for _, override in self._read.values() if override is not None]
+            return {override.id: override for override in overrides}
 
     async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
-        """As `KeptOverrides`, by one script, in a server that has the newest copy."""
+        """As `OverrideStore`, by one script, in a server that has the newest copy."""
         keys = [self._store.key(key) for key in (_OVERRIDES, _STAMP, _AUDIT, _CHANGES)]
         rest: list[Argument] = [MAX_OVERRIDES, MOST_AUDITED, _MOST_CHANGES, _MOST_CHANGED]
         rest += [len(audit), *audit, len(removed), *removed]
@@ -226,7 +226,7 @@ class OverridesInRedis:
         self._stamp = stamp
 
     async def audited(self, most: int, after: str = "") -> Audited:
-        """As `KeptOverrides`. Each change stands in the server that was asked to make it."""
+        """As `OverrideStore`. Each change stands in the server that was asked to make it."""
         return await audited(self._keepers(), self._lines, most, after)
 
     async def _look(self) -> None:
@@ -236,20 +236,20 @@ class OverridesInRedis:
         """
         keepers = self._keepers()
         stamps = await asyncio.gather(*(self._stamp_or_error(name) for name in keepers))
-        told = {
+        known = {
             name: stamp
             for name, stamp in zip(keepers, stamps, strict=True)
             if isinstance(stamp, int)
         }
-        if not told:
+        if not known:
             raise next(stamp for stamp in stamps if isinstance(stamp, StoreError))
-        first = max(told, key=lambda name: told[name])
-        if told[first] > self._stamp:
-            if not await self._read_changed(first, told[first]):
-                await self._read_all(first, told[first])
-        elif told[first] < self._stamp and len(told) == len(stamps):
-            await self._read_all(first, told[first])
-        for name, stamp in told.items():
+        first = max(known, key=lambda name: known[name])
+        if known[first] > self._stamp:
+            if not await self._read_changed(first, known[first]):
+                await self._read_all(first, known[first])
+        elif known[first] < self._stamp and len(known) == len(stamps):
+            await self._read_all(first, known[first])
+        for name, stamp in known.items():
             if stamp < self._stamp and self._whole:
                 with suppress(StoreError):  # that server's health says so
                     await self._copy_to(name)
@@ -324,10 +324,10 @@ class OverridesInRedis:
     async def _read_changed(self, name: str, stamp: int) -> bool:
         """Reads what has changed in a copy, which has this stamp; false if nobody can say what."""
         lines = await self._ask(name, "LRANGE", _CHANGES, 0, -1)
-        found = _since(lines if isinstance(lines, list) else [], self._stamp, stamp)
-        if found is None:
+        changes = _since(lines if isinstance(lines, list) else [], self._stamp, stamp)
+        if changes is None:
             return False
-        newest, ids = found
+        newest, ids = changes
         read = dict(self._read)
         for start in range(0, len(ids), _AT_ONCE):
             some = ids[start : start + _AT_ONCE]
@@ -360,21 +360,21 @@ class OverridesInRedis:
     async def _read_all(self, name: str, stamp: int) -> None:
         """Reads a copy, whose stamp is known; reads it again if it changes meanwhile."""
         for _ in range(_MOST_READS):
-            found = await self._found_at(name)
+            copy = await self._copy_at(name)
             before, stamp = stamp, await self._stamp_at(name)
             if stamp == before:
                 break
-        lost = self._read.keys() - found.keys() if before < self._stamp else set()
+        lost = self._read.keys() - copy.keys() if before < self._stamp else set()
         if lost:
-            _tell_lost([self._read[each][1] for each in sorted(lost)])
-        self._stamp, self._whole, self._read = before, stamp == before, found
+            _log_lost([self._read[each][1] for each in sorted(lost)])
+        self._stamp, self._whole, self._read = before, stamp == before, copy
 
-    async def _found_at(self, name: str) -> dict[bytes, tuple[bytes, Override | None]]:
+    async def _copy_at(self, name: str) -> dict[bytes, tuple[bytes, Override | None]]:
         """All of a copy, a few at a time; those that are as they were are not parsed again.
 
         Raises StoreError if it has no end, or more than we would ever put there.
         """
-        cursor, found = b"0", dict[bytes, tuple[bytes, Override | None]]()
+        cursor, copy = b"0", dict[bytes, tuple[bytes, Override | None]]()
         for _ in range(_MOST_LOOKS):
             reply = await self._ask(name, "HSCAN", _OVERRIDES, cursor, "COUNT", _AT_ONCE)
             cursor, pairs = _part(reply)
@@ -382,24 +382,24 @@ class OverridesInRedis:
                 if number % _PARSED_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 known = self._read.get(id_)
-                found[id_] = known if known and known[0] == text else (text, _override(text))
-            if len(found) > MAX_OVERRIDES:
+                copy[id_] = known if known and known[0] == text else (text, _override(text))
+            if len(copy) > MAX_OVERRIDES:
                 raise self._too_many()
             if cursor == b"0":
-                return found
+                return copy
         raise StoreError("Redis does not come to an end with the overrides")
 
 
-def _tell_lost(lost: Sequence[Override | None]) -> None:
+def _log_lost(lost: Sequence[Override | None]) -> None:
     """Logs them as `overrides import` reads them. Written back, they might revive removed ones."""
     log.warning(
         "Redis has lost the overrides that were in force (%d): make them again; the next lines "
         "have them, and `ratelimit overrides import` reads each from its { on",
         len(lost),
     )
-    readable = [each.fields() for each in lost if each is not None][:_MOST_TOLD]
-    for start in range(0, len(readable), _TOLD_AT_ONCE):
-        some = readable[start : start + _TOLD_AT_ONCE]
+    readable = [each.fields() for each in lost if each is not None][:_MOST_LOGGED]
+    for start in range(0, len(readable), _LOGGED_AT_ONCE):
+        some = readable[start : start + _LOGGED_AT_ONCE]
         log.warning("lost overrides: %s", json.dumps({"overrides": some}))
     if len(lost) > len(readable):
         log.warning("%d more lost overrides are not told", len(lost) - len(readable))

@@ -1,6 +1,6 @@
 """Who counts in a server: every process says so once a second, and hears who else does.
 
-A sorted set in the server has the processes and the times of their last beats, by its clock.
+A sorted set in the server has the processes and the times of their last heartbeats, by its clock.
 So each process knows its share of the limits for when the server is away, and sees if another one
 places counters on another ring.
 """
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from ratelimit_service.stores.redis.connection import Command, Reply
 
-__all__ = ["BEAT_SECONDS", "PROCESSES", "Process", "beat", "others", "silence"]
+__all__ = ["HEARTBEAT_SECONDS", "PROCESSES", "Process", "farewell", "heartbeat", "others"]
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 
 PROCESSES = "{ratelimit}processes"
 _LIFE_MS = 5_000
@@ -36,12 +36,12 @@ class Process(NamedTuple):
     ring: str
 
 
-def beat(process: Process, key: str = PROCESSES) -> Command:
+def heartbeat(process: Process, key: str = PROCESSES) -> Command:
     """The command by which a process says that it is there; see `others` for the reply."""
     return "EVAL", _SCRIPT, 1, key, " ".join(process), _LIFE_MS
 
 
-def silence(process: Process, key: str = PROCESSES) -> Command:
+def farewell(process: Process, key: str = PROCESSES) -> Command:
     """The command by which a process says that it leaves."""
     return "ZREM", key, " ".join(process)
 
@@ -50,9 +50,9 @@ def others(reply: Reply) -> list[Process] | None:
     """The processes of the last five seconds, this one included; None for an error."""
     if not isinstance(reply, list):
         return None
-    found = []
+    processes = []
     for member in reply:
         if isinstance(member, bytes):
             name, _, ring = member.decode("utf-8", "replace").partition(" ")
-            found.append(Process(name, ring))
-    return found
+            processes.append(Process(name, ring))
+    return processes

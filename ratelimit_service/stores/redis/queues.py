@@ -27,11 +27,11 @@ _PUT: Final = """\
 local all_of = table.unpack or unpack
 local there = redis.call("EXISTS", KEYS[1])
 local before = redis.call("XLEN", KEYS[1])
-local place, added = 3, 0
-while place <= #ARGV do
-  local words = tonumber(ARGV[place])
-  redis.call("XADD", KEYS[1], "MAXLEN", ARGV[1], "*", all_of(ARGV, place + 1, place + words))
-  place = place + words + 1
+local index, added = 3, 0
+while index <= #ARGV do
+  local words = tonumber(ARGV[index])
+  redis.call("XADD", KEYS[1], "MAXLEN", ARGV[1], "*", all_of(ARGV, index + 1, index + words))
+  index = index + words + 1
   added = added + 1
 end
 local trimmed = before + added - redis.call("XLEN", KEYS[1])
@@ -115,13 +115,13 @@ class RedisQueues:
         reply = await self._store.command(_LIST, "SMEMBERS", self._store.key(_LIST))
         if not isinstance(reply, list):
             raise StoreError("Redis does not tell which queues there are")
-        found = []
+        queues = []
         for name in reply:
             with contextlib.suppress(ValueError, TypeError, RecursionError):  # else it is not ours
                 domain, rule = json.loads(name)
                 if isinstance(domain, str) and isinstance(rule, str):
-                    found.append(Queue(domain, rule))
-        return sorted(found)
+                    queues.append(Queue(domain, rule))
+        return sorted(queues)
 
     async def forget(self, queue: Queue) -> None:
         """As `Queues`."""

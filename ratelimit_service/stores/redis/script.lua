@@ -52,7 +52,7 @@ end
 
 local keys, sub, pack = KEYS, string.sub, struct.pack -- of what each hit needs, locals are found sooner
 local packed, at, index, late = ARGV[2], 1, 0, false
-local changed, added, told, marks = {}, {}, {}, {}
+local changed, added, outcomes, marks = {}, {}, {}, {}
 
 -- How plain hits count at this moment, by their bytes. `first` and the count together are the state of a counter.
 local ways = setmetatable({}, { __index = function(ways, bytes)
@@ -101,8 +101,8 @@ end
 local function increment(count, from)
   local at = from
   for number = 1, count do
-    local place = index + number
-    local key, way = keys[place], ways[sub(packed, at, at + PLAIN_BYTES - 1)]
+    local position = index + number
+    local key, way = keys[position], ways[sub(packed, at, at + PLAIN_BYTES - 1)]
     local state, addend = states[key], way.addend
     if state then
       if type(state) ~= "number" then
@@ -128,7 +128,7 @@ local function increment(count, from)
       state = way.least
       states[key] = state
     end
-    told[place] = pack(">BI4I8I8B", 0, way.most - state, way.reset, addend, 0)
+    outcomes[position] = pack(">BI4I8I8B", 0, way.most - state, way.reset, addend, 0)
     at = at + PLAIN_BYTES
   end
   return at
@@ -141,12 +141,12 @@ local function doubt(key)
   end
 end
 
-local function tell(place, step)
+local function write_outcome(position, step)
   local passed = step.passed
   local wait = passed and step.reset or step.retry
-  told[place] = pack(">BI4I8I8B", passed and 0 or 1, step.remaining, wait, step.counted, 0)
+  outcomes[position] = pack(">BI4I8I8B", passed and 0 or 1, step.remaining, wait, step.counted, 0)
   if step.damaged or step.late then
-    marks[place] = (step.damaged and 1 or 0) + (step.late and 2 or 0)
+    marks[position] = (step.damaged and 1 or 0) + (step.late and 2 or 0)
   end
 end
 
@@ -176,7 +176,7 @@ while at <= #packed do
       changed[key] = step
     end
     for number, step in ipairs(steps) do
-      tell(index + number, step)
+      write_outcome(index + number, step)
     end
   end
   index = index + count
@@ -194,8 +194,8 @@ end
 
 local head = pack(">I8I8", tonumber(ARGV[3] or 0), now)
 if next(marks) then
-  for place = 1, #KEYS do
-    told[#KEYS + place] = string.char(marks[place] or 0)
+  for position = 1, #KEYS do
+    outcomes[#KEYS + position] = string.char(marks[position] or 0)
   end
 end
-return head .. table.concat(told)
+return head .. table.concat(outcomes)

@@ -64,7 +64,7 @@ _RECEIPT: Final = struct.Struct(">dd")
 """The receipt of a charge that is undone: when it was counted, and when it was to reset."""
 
 _SETTLED: Final = 1 << 15
-"""A mark beside a request's number of hits: it is settled without trying the short way first."""
+"""A mark beside a request's number of hits: it is settled without trying the fast path first."""
 
 _NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 
@@ -318,9 +318,9 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None
     within = not late and b"\1" not in overs
     if len(flat) == len(requests):
         return ScriptReply(at_us, [[outcome] for outcome in flat], damaged, late, within)
-    found: list[Outcomes] = []
+    outcomes: list[Outcomes] = []
     at = 0
     for hits in requests:
-        found.append(flat[at : at + len(hits)])
+        outcomes.append(flat[at : at + len(hits)])
         at += len(hits)
-    return ScriptReply(at_us, found, damaged, late, within)
+    return ScriptReply(at_us, outcomes, damaged, late, within)

@@ -101,8 +101,8 @@ async def _known(sentinels: Sentinels) -> list[tuple[str, int]]:
 
     faults = await asyncio.gather(*(known(*endpoint) for endpoint in sentinels.endpoints))
     pairs = zip(sentinels.endpoints, faults, strict=True)
-    if found := [endpoint for endpoint, fault in pairs if not fault]:
-        return found
+    if reachable := [endpoint for endpoint, fault in pairs if not fault]:
+        return reachable
     raise StoreError(f"no address for {sentinels}: {faults[0]}")
 
 
@@ -112,6 +112,6 @@ async def _master(sentinel: Sentinel, sentinels: Sentinels) -> Address:
     try:
         host, port = await sentinel.discover_master(sentinels.name)
     except (RedisError, OSError) as error:
-        told = without(sentinels.login.read()[1], _CLIENT.sub("", str(error)))
-        raise StoreError(f"no address for {sentinels}: {told}") from error
+        text = without(sentinels.login.read()[1], _CLIENT.sub("", str(error)))
+        raise StoreError(f"no address for {sentinels}: {text}") from error
     return replace(sentinels.master, host=host, port=int(port))

@@ -16,33 +16,32 @@ from typing import Final, Protocol
 
 from ratelimit_service.errors import StoreError
 from ratelimit_service.eventloop.backoff import Backoff
-from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.bugs import Bugs
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.log_throttle import LogThrottle
-from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.breaker import Breaker
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import (
     Argument,
     RedisConnection,
     Reply,
     all_read,
     expect,
-    is_refused,
     open_connection,
 )
-from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.error_replies import is_refused
 from ratelimit_service.stores.redis.processes import (
-    BEAT_SECONDS,
+    HEARTBEAT_SECONDS,
     Process,
-    beat,
+    farewell,
+    heartbeat,
     others,
-    silence,
 )
 from ratelimit_service.stores.redis.script import SCRIPT
 from ratelimit_service.stores.redis.sentinel import find, moved
+from ratelimit_service.stores.redis.server_clock import ServerClock
 
-__all__ = ["Server", "User"]
+__all__ = ["Server", "ServerObserver"]
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +61,7 @@ _BACK_OFF_SECONDS: Final = 0.05
 _LONGEST_BACK_OFF_SECONDS: Final = 0.5
 """The first and the longest wait between two attempts to connect."""
 
-_SICK_AFTER: Final = 5
-"""A server is sick when it was found late so often in a row, over at least the time that it may
-take to answer."""
-
-_SAY_SICK_EVERY_US: Final = 60_000_000
-"""The log says once in so long at most that it is sick: it may be so by turns."""
-
-_WELL_AFTER: Final = 3
+_UP_AFTER: Final = 3
 """A sick server is well again when it has answered so many pings in a row in time."""
 
 _PING_US: Final = 50_000
@@ -77,25 +69,25 @@ _PING_SECONDS: Final = _PING_US / 1_000_000
 """The pause between two pings, and the most that an answer may take."""
 
 
-class User(Protocol):
-    """Who uses the server, and is told of it."""
+class ServerObserver(Protocol):
+    """Hears of the server."""
 
-    def well(self) -> None:
+    def up(self) -> None:
         """The server can be asked from now on."""
 
-    def gone(self, reason: str) -> None:
+    def down(self, reason: str) -> None:
         """The server cannot be asked any more: it is away, or sick."""
 
     async def greet(self, connection: RedisConnection) -> None:
         """Called on a new connection before it is used."""
 
-    async def tend(self) -> None:
+    async def every_second(self) -> None:
         """Called once a second while there is a connection, and when the server is well again."""
 
-    def heard(self, processes: Sequence[Process]) -> None:
+    def saw_processes(self, processes: Sequence[Process]) -> None:
         """These processes count in the server, this one included."""
 
-    def beat_key(self) -> str | None:
+    def heartbeat_key(self) -> str | None:
         """The key under which processes are listed in the server."""
 
 
@@ -105,48 +97,33 @@ class Server:
     def __init__(
         self,
         address: Address | Sentinels,
-        timeout_us: int,
-        health: Health,
-        component: str,
         process: Process,
-        contexts: Contexts,
-        user: User,
-        clock: Clock | None = None,
+        observer: ServerObserver,
+        config: ShardConfig,
     ) -> None:
-        """`component` is its name in health. A `clock`, if given, replaces the server's own."""
         self._address = address
         self.name = str(address)
         """How the log calls it."""
-        self.timeout_us = timeout_us
+        self.timeout_us = config.timeout_us
         """How long it may take to answer."""
-        self._health = health
-        self._component = component
+        self._config = config
         self._process = process
-        self._contexts = contexts
-        self._user = user
-        self.clock = clock
+        self._observer = observer
+        self.clock = ServerClock(config.clock)
+        self.breaker = Breaker(config.timeout_us)
         self._refused: set[str] = set()
         """The commands that the server has refused for good."""
         self._bugs = Bugs()
         self._loop = asyncio.get_running_loop()
         self.connection: RedisConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._missed = 0
-        """How often in a row the server was found late."""
-        self._missed_first_us = self._missed_last_us = 0
-        """When it was found late for the first and for the last time of these."""
-        self.sick = False
-        """Whether the server is left alone until it answers pings."""
-        self._sick_log = LogThrottle(_SAY_SICK_EVERY_US)
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
         self.at = ""
         """Where it is connected; a master that Sentinel names may be elsewhere the next time."""
         self.round_trip_us: int | None = None
-        """How long the last beat took there and back."""
-        self._ahead_us: int | None = None
-        """How far the server's clock is ahead of `elapsed_us`, at least."""
+        """How long the last heartbeat took there and back."""
 
     async def start(self) -> None:
         """Tries to connect once, at most a second long, and keeps trying in the background."""
@@ -160,20 +137,20 @@ class Server:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self.connection is not None:
-            if key := self._user.beat_key():
-                self.connection.send([silence(self._process, key)], [_ignore])
+            if key := self._observer.heartbeat_key():
+                self.connection.send([farewell(self._process, key)], [_ignore])
             self.connection.close()
             self.connection = None
-        self._user.gone("disconnected")
+        self._observer.down("disconnected")
 
     def forget_faults(self) -> None:
         """Takes the server out of health's faults, because nobody needs it any more."""
-        self._health.recover(self._component)
+        self._config.health.recover(self._config.component)
 
     @property
     def available(self) -> bool:
         """Whether it can be asked now."""
-        return self.connection is not None and not self.sick
+        return self.connection is not None and not self.breaker.open
 
     @property
     def unavailable(self) -> str:
@@ -184,24 +161,12 @@ class Server:
         """Sends it a command; None if it is away."""
         return self.connection.call(*command) if self.connection else None
 
-    def when_told(self, told: Callable[[], None]) -> bool:
-        """Calls `told` once every reply that has been read until now is handed on.
+    def when_handed_on(self, callback: Callable[[], None]) -> bool:
+        """Calls `callback` once every reply that has been read until now is handed on.
 
-        Returns whether there is any; if not, `told` is not called.
+        Returns whether there is any; if not, `callback` is not called.
         """
-        return self.connection is not None and self.connection.when_told(told)
-
-    def now_us(self) -> int:
-        """The server's time, as far as it is known."""
-        if self.clock:
-            return self.clock()
-        return now_us() if self._ahead_us is None else elapsed_us() + self._ahead_us
-
-    def not_after(self, deadline_us: int) -> int:
-        """A deadline by the server's clock, 0 for none."""
-        if deadline_us == NEVER or self._ahead_us is None or self.clock:
-            return 0
-        return deadline_us + self._ahead_us
+        return self.connection is not None and self.connection.when_handed_on(callback)
 
     def late(self, read_us: int, patience_us: int) -> bool:
         """Whether the server, and not this process, keeps calls waiting for so long.
@@ -235,31 +200,14 @@ class Server:
                 left_us = patience_us - self._waited_us(read_us)
         return reply.done()
 
-    def took_us(self, left_us: int, at_us: int) -> int:
-        """How long a call was with the server that left then, until it ran at `at_us`."""
-        return at_us - (self._ahead_us or 0) - left_us
-
     def missed(self, read_us: int) -> None:
         """Hears that a batch had no answer in time, which counts against a server that is late."""
         if not self.late(read_us, self.timeout_us):
             return
-        if not self._missed:
-            self._missed_first_us = read_us
-        if read_us > self._missed_last_us:
-            self._missed += 1
-            self._missed_last_us = read_us
         self.degrade(f"is slower than {self.timeout_us / 1000:g} ms")
-        lasted_us = read_us - self._missed_first_us
-        if self._missed >= _SICK_AFTER and lasted_us >= self.timeout_us and not self.sick:
-            if times := self._sick_log.take():
-                log.warning(
-                    "Redis at %s is sick: it is left alone until it answers pings%s",
-                    self._address,
-                    f" ({times} times since the last such line)" if times > 1 else "",
-                )
-            self.sick = True
+        if self.breaker.missed(read_us, self.name):
             self._raise_alarm()
-            self._user.gone("circuit_open")
+            self._observer.down("circuit_open")
 
     def _raise_alarm(self) -> None:
         if not self._alarm.done():
@@ -270,9 +218,8 @@ class Server:
 
         The call was made at `sent_us`, and the answer is looked at now, both by `elapsed_us`.
         """
-        if connection.answered_left_us + self.timeout_us > self._missed_last_us:
-            self._missed = 0  # the server was not found late with this command
-        self._learn(at_us, sent_us, now_us)
+        self.breaker.answered(connection.answered_left_us)
+        self.clock.learn(at_us, sent_us, now_us)
         if self._fault_at is not None:
             self._calm_down()
 
@@ -280,28 +227,16 @@ class Server:
         """Says that all is well once there has been no fault for a while."""
         if (
             self._fault_at is not None
-            and not self._missed
+            and self.breaker.in_time
             and self._loop.time() - self._fault_at > _CALM_SECONDS
         ):
             self._fault_at = None
-            self._health.recover(self._component)
-
-    def _learn(self, at_us: int, sent_us: int, now_us: int) -> None:
-        """Learns how the clocks stand to each other from a call that ran at `at_us`.
-
-        The call ran after `sent_us` and before now. If it ran just now, the server's clock is ahead
-        by `at_us` less now; if it ran earlier, by more. So this difference is a lower bound, and
-        the largest bound is kept. If the clock was less far ahead even at `sent_us`, it was set
-        back, and the new bound replaces the old one.
-        """
-        ahead_us = at_us - now_us
-        if self._ahead_us is None or ahead_us > self._ahead_us or at_us - sent_us < self._ahead_us:
-            self._ahead_us = ahead_us
+            self._config.health.recover(self._config.component)
 
     def degrade(self, fault: str) -> None:
         """Says in health what is wrong with the server."""
         self._fault_at = self._loop.time()
-        self._health.degrade(self._component, f"Redis at {self._address} {fault}")
+        self._config.health.degrade(self._config.component, f"Redis at {self._address} {fault}")
 
     async def _keep_connected(self, tried: asyncio.Event) -> None:
         backoff = Backoff(_BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS)
@@ -311,7 +246,9 @@ class Server:
                 async with asyncio.timeout(_OPEN_SECONDS):
                     address = await find(self._address)
                     greet = partial(self._greet, address)
-                    connection = await open_connection(address, self._contexts, greeted=greet)
+                    connection = await open_connection(
+                        address, self._config.contexts, greeted=greet
+                    )
             except StoreError as error:
                 reason = str(error)
             except TimeoutError:
@@ -324,7 +261,7 @@ class Server:
                 self.at = str(address)
                 backoff.reset()
                 since = self._loop.time()
-                self._well(connection)
+                self._came_up(connection)
                 tried.set()
                 following = asyncio.create_task(self._follow(connection, address))
                 try:
@@ -337,8 +274,8 @@ class Server:
                 self.connection, self.at, self.round_trip_us = None, "", None
                 lasted = self._loop.time() - since
                 reason = f"Redis at {address} is away: {connection.lost.result()}"
-                self._user.gone("disconnected")
-            self._health.degrade(self._component, reason)
+                self._observer.down("disconnected")
+            self._config.health.degrade(self._config.component, reason)
             tried.set()
             if lasted > _CALM_SECONDS:
                 continue  # the connection was a good one: the next attempt comes at once
@@ -353,12 +290,12 @@ class Server:
         loaded = await connection.call("SCRIPT", "LOAD", SCRIPT)
         if not self.does_without(connection, "SCRIPT", loaded, "the first call brings the script"):
             expect(loaded, ("SCRIPT",), address, connection)
-        self._ahead_us = None  # this may be another server than before
+        self.clock.ahead_us = None  # this may be another server than before
         sent_us = elapsed_us()
-        told = await connection.call("TIME")
-        if not self.does_without(connection, "TIME", told, "the first reply tells the time"):
-            self._learn_time(told, sent_us)
-        await self._user.greet(connection)
+        reply = await connection.call("TIME")
+        if not self.does_without(connection, "TIME", reply, "the first reply tells the time"):
+            self._learn_time(reply, sent_us)
+        await self._observer.greet(connection)
 
     def does_without(
         self, connection: RedisConnection, command: str, reply: Reply, instead: str
@@ -377,33 +314,32 @@ class Server:
             seconds, micros = map(int, reply)  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
             raise StoreError(f"Redis at {self._address} does not tell its time") from error
-        self._learn(seconds * 1_000_000 + micros, sent_us, elapsed_us())
+        self.clock.learn(seconds * 1_000_000 + micros, sent_us, elapsed_us())
 
-    def _well(self, connection: RedisConnection) -> None:
+    def _came_up(self, connection: RedisConnection) -> None:
         """The server can be asked from now on."""
         self.connection = connection
-        self.sick = False
-        self._missed = 0
+        self.breaker.close()
         self._fault_at = None
-        self._health.recover(self._component)
-        self._user.well()
+        self._config.health.recover(self._config.component)
+        self._observer.up()
 
     async def _look_after(self, connection: RedisConnection) -> None:
         """Watches over a connection until it is lost."""
         while not connection.lost.done():
-            self._beat(connection)
-            await self._user.tend()
+            self._send_heartbeat(connection)
+            await self._observer.every_second()
             alarm = self._alarm = self._loop.create_future()
             started = self._loop.time()
             await asyncio.wait(
                 [connection.lost, alarm],
-                timeout=BEAT_SECONDS,
+                timeout=HEARTBEAT_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            connection.forgive(max(0.0, self._loop.time() - started - BEAT_SECONDS))
+            connection.forgive(max(0.0, self._loop.time() - started - HEARTBEAT_SECONDS))
             await self._give_up_if_hung(connection)
-            if self.sick and not connection.lost.done():
-                await self._nurse(connection)
+            if self.breaker.open and not connection.lost.done():
+                await self._probe(connection)
 
     async def _follow(self, connection: RedisConnection, address: Address) -> None:
         """Leaves a master as soon as Sentinel names another."""
@@ -412,22 +348,22 @@ class Server:
                 await moved(self._address, address)
                 connection.close("Sentinel names another master")
 
-    def _beat(self, connection: RedisConnection) -> None:
+    def _send_heartbeat(self, connection: RedisConnection) -> None:
         """Says that this process counts here, and hears who else does."""
 
-        def heard(reply: Reply) -> None:
+        def replied(reply: Reply) -> None:
             if reply is not None:
                 self.round_trip_us = elapsed_us() - connection.answered_left_us
-            beats = others(reply)
-            if beats is not None and self._process not in beats:
+            processes = others(reply)
+            if processes is not None and self._process not in processes:
                 connection.distrust()
-            elif beats is not None:
+            elif processes is not None:
                 self._calm_down()
-                self._user.heard(beats)
+                self._observer.saw_processes(processes)
 
-        key = self._user.beat_key()
+        key = self._observer.heartbeat_key()
         if key:
-            connection.send([beat(self._process, key)], [heard])
+            connection.send([heartbeat(self._process, key)], [replied])
 
     async def _give_up_if_hung(self, connection: RedisConnection) -> None:
         """Closes a connection on which calls have been pending for too long.
@@ -441,10 +377,10 @@ class Server:
         elif connection.stalled > _STALLED_SECONDS and not connection.lost.done():
             connection.close(f"no whole reply for {connection.stalled:.1f} s")
 
-    async def _nurse(self, connection: RedisConnection) -> None:
+    async def _probe(self, connection: RedisConnection) -> None:
         """Pings a sick server until it is well; gives a silent one up."""
         answered = 0
-        while answered < _WELL_AFTER and not connection.lost.done():
+        while answered < _UP_AFTER and not connection.lost.done():
             ping = connection.ping()
             if await self.answers(ping, min(self.timeout_us, _PING_US)):
                 answered += 1
@@ -454,7 +390,7 @@ class Server:
                 await asyncio.wait([ping], timeout=_PING_SECONDS)
             await self._give_up_if_hung(connection)
         if not connection.lost.done():
-            self._well(connection)
+            self._came_up(connection)
 
 
 def _ignore(_: Reply) -> None: ...

@@ -1,7 +1,7 @@
 """One Redis server as the store sees it: what is charged there, and what is counted without it.
 
 A shard puts three parts together: the way to the server (`server`), the queue before it
-(`batches`), and what was counted while it was away (`debts`). What must not live here: how a
+(`batches`), and what was counted while it was away (`uncounted`). What must not live here: how a
 request with several homes is settled (`cross_shard`), and which home a counter has (`ring`,
 `cluster`).
 """
@@ -14,27 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.model import Hit, Outcome
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores import NEVER, ShardState
+from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.batches import Batches
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import (
     Argument,
     RedisConnection,
     Reply,
-    crosses_slots,
 )
-from ratelimit_service.stores.redis.contexts import Contexts
-from ratelimit_service.stores.redis.debts import Debts
+from ratelimit_service.stores.redis.error_replies import crosses_slots
 from ratelimit_service.stores.redis.processes import PROCESSES, Process
+from ratelimit_service.stores.redis.resync import Resyncs
 from ratelimit_service.stores.redis.server import Server
 
-__all__ = ["ClusterRouter", "Shard"]
+__all__ = ["ClusterRouter", "FindAll", "Home", "Shard"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ class ClusterRouter(Protocol):
     def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
         """Sends requests of a batch elsewhere, if the node's error says that they belong there."""
 
-    def beat_key(self, node: Shard) -> str | None:
+    def heartbeat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed in this node."""
 
 
@@ -65,37 +62,28 @@ class Shard:
         self,
         name: str,
         address: Address | Sentinels,
-        timeout_us: int,
-        stats: Stats,
-        health: Health,
-        component: str,
         process: Process,
-        heard: Callable[[str, Sequence[Process]], None],
-        contexts: Contexts,
+        on_processes: Callable[[str, Sequence[Process]], None],
+        config: ShardConfig,
         router: ClusterRouter | None = None,
-        clock: Clock | None = None,
-        key_prefix: str = "",
     ) -> None:
-        """`component` is the shard's name in health; `heard` is told once a second who counts here.
+        """`on_processes` is told once a second who counts here.
 
-        `router` is given if the shard is a node of a cluster. If a `clock` is given its time
-        counts, not the server's. All keys in the server begin with `key_prefix`.
+        `router` is given if the shard is a node of a cluster.
         """
         self.name = name
         self.sentinel = isinstance(address, Sentinels)
         """Whether Sentinel names the server."""
         self._router = router
-        self._heard = heard
-        self._key_prefix = key_prefix
-        self._server = Server(
-            address, timeout_us, health, component, process, contexts, self, clock
-        )
+        self._on_processes = on_processes
+        self._key_prefix = key_prefix = config.key_prefix
+        self.server = Server(address, process, self, config)
         if router is None:
-            self._batches = Batches(self._server, stats, key_prefix, redirect=self._refused)
+            self._batches = Batches(self.server, config.stats, key_prefix, redirect=self._refused)
         else:
             redirect = partial(router.redirected, self)
-            self._batches = Batches(self._server, stats, key_prefix, _slot_of_first, redirect)
-        self._debts = Debts(self, str(address), stats)
+            self._batches = Batches(self.server, config.stats, key_prefix, _slot_of_first, redirect)
+        self._resyncs = Resyncs(self, self.server.clock, str(address), config.stats)
         self.by_slot = router is not None
         """Whether the server lets a script call touch the keys of one slot only."""
         if isinstance(address, Address) and address.slots:
@@ -105,20 +93,20 @@ class Shard:
 
     async def start(self) -> None:
         """Tries to connect once, at most a second long, and keeps trying in the background."""
-        await self._server.start()
+        await self.server.start()
 
     async def close(self) -> None:
         """Disconnects for good."""
-        await self._server.close()
+        await self.server.close()
 
-    async def retire(self, heir: Callable[[Batch], None]) -> None:
+    async def retire(self, successor: Callable[[Batch], None]) -> None:
         """Disconnects from a server that has no counters any more, and forgets its faults.
 
-        From now on give-backs that wait for it go to the `heir`. The caller fetches `debts`.
+        From now on give-backs that wait for it go to the `successor`. The caller takes `uncounted`.
         """
         await self.close()
-        self._batches.bequeath(heir)
-        self._server.forget_faults()
+        self._batches.hand_over(successor)
+        self.server.forget_faults()
 
     def charge(self, batch: Batch) -> None:
         """Queues a batch for the next script calls; each call is atomic."""
@@ -126,17 +114,17 @@ class Shard:
 
     def charge_here(self, hits: Sequence[Hit], at_us: int) -> list[Outcome]:
         """Settles hits in this process alone, on its share of their limits."""
-        return self._debts.charge_here(hits, at_us)
+        return self._resyncs.charge_here(hits, at_us)
 
     def charge_each_here(
         self, requests: Sequence[Sequence[Hit]], at_us: int
     ) -> list[list[Outcome]]:
         """Settles these requests one after the other, as `charge_here` does."""
-        return self._debts.charge_each_here(requests, at_us)
+        return self._resyncs.charge_each_here(requests, at_us)
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank would wait for its reply."""
-        return self._batches.wait_us(rank)
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority would wait for its reply."""
+        return self._batches.wait_us(priority)
 
     def ask(self, batch: Batch) -> None:
         """Sends a batch at once to a node that is about to get its slot."""
@@ -144,12 +132,12 @@ class Shard:
 
     def call(self, *command: Argument) -> asyncio.Future[Reply] | None:
         """Sends the server any other command; None if it is away."""
-        return self._server.call(*command)
+        return self.server.call(*command)
 
     @property
     def available(self) -> bool:
         """Whether requests are sent there now."""
-        return self._server.available
+        return self.server.available
 
     @property
     def idle(self) -> bool:
@@ -158,71 +146,27 @@ class Shard:
 
     def state(self, kind: str) -> ShardState:
         """How the server stands; `kind` is what it is among the others."""
-        server, batches = self._server, self._batches
+        server, batches = self.server, self._batches
         if self.sentinel:
             kind = f"{kind}, by Sentinel"
         return ShardState(
             self.name,
             kind,
             server.at,
-            server.sick,
+            server.breaker.open,
             server.round_trip_us,
             batches.under_way,
             batches.waiting,
             self.processes,
         )
 
-    def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
+    def uncounted(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """All that the server has not been told, with the time it is over: another is told."""
-        return self._debts.untold()
+        return self._resyncs.take_all()
 
-    def owe(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
+    def resync(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
         """Takes requests that the server is to be told, until `expires_us`."""
-        self._debts.owe(requests, expires_us)
-
-    def now_us(self) -> int:
-        """The server's time, as far as it is known."""
-        return self._server.now_us()
-
-    def elapsed_at(self, at_us: int) -> int:
-        """The moment by `elapsed_us` at which the server's clock will show `at_us`.
-
-        NEVER if the time of another clock counts.
-        """
-        return NEVER if self._server.clock else elapsed_us() + at_us - self.now_us()
-
-    def when_told(self, told: Callable[[], None]) -> bool:
-        """Calls `told` once every reply that has been read until now is handed on.
-
-        Returns whether there is any; if not, `told` is not called.
-        """
-        return self._server.when_told(told)
-
-    def late(self, read_us: int, patience_us: int) -> bool:
-        """Whether the server, and not this process, keeps calls waiting for so long.
-
-        Everything that had come by `read_us` has been read.
-        """
-        return self._server.late(read_us, patience_us)
-
-    def held_up(self, us: int) -> None:
-        """Hears that this process did not run for so long, which is not the server's time."""
-        self._server.held_up(us)
-
-    def left_us(self, read_us: int) -> int:
-        """How long until the server is late, if it does not answer; below 1 if it is.
-
-        Everything that had come by `read_us` has been read.
-        """
-        return self._server.left_us(read_us)
-
-    async def answers(self, reply: asyncio.Future[Reply], patience_us: int) -> bool:
-        """Whether a reply comes before the server has kept it waiting for so long."""
-        return await self._server.answers(reply, patience_us)
-
-    def missed(self, read_us: int) -> None:
-        """Hears that a batch had no answer in time, which counts against a server that is late."""
-        self._server.missed(read_us)
+        self._resyncs.add(requests, expires_us)
 
     # What the server tells those who use it.
 
@@ -237,12 +181,15 @@ class Shard:
         keys = [f"{self._key_prefix}{{{number}}}slots" for number in range(2)]
         reply = await connection.call("EVAL", "return 1", len(keys), *keys)
         instead = "hits are counted, but it is needed for overrides, and to hear of other processes"
-        if not self._server.does_without(connection, "EVAL", reply, instead):
+        if not self.server.does_without(connection, "EVAL", reply, instead):
             self._enforces_slots(str(reply))
 
     def _refused(self, error: str, batch: Batch, indexes: Sequence[int], /) -> bool:
         """Sends requests again by slot, if an error says that the server enforces slots."""
-        return self._enforces_slots(error) and batch.again_by_slot(indexes)
+        divided = batch.divided_by_slot(indexes) if self._enforces_slots(error) else None
+        for each in divided or ():
+            self.charge(each)
+        return divided is not None
 
     def _enforces_slots(self, error: str) -> bool:
         """Whether an error says that the server enforces slots, which is remembered."""
@@ -252,7 +199,7 @@ class Shard:
             log.info(
                 "Redis at %s enforces cluster slots: counters of different slots are counted "
                 "apart, as in a cluster (?slots=yes in the store's URL says so from the start)",
-                self._server.name,
+                self.server.name,
             )
             self._count_by_slot()
         return True
@@ -261,25 +208,32 @@ class Shard:
         self.by_slot = True
         self._batches.slot = _slot_of_first
 
-    def well(self) -> None:
+    def up(self) -> None:
         """Sends what has waited for the server."""
         self._batches.release()
 
-    def gone(self, reason: str) -> None:
+    def down(self, reason: str) -> None:
         """Ends all batches that wait for the server, except give-backs."""
         self._batches.empty(reason)
 
-    async def tend(self) -> None:
+    async def every_second(self) -> None:
         """Sends what has waited for the server, and tells it what was counted without it."""
         self._batches.release()
-        await self._debts.hand_back()
+        await self._resyncs.hand_back()
 
-    def heard(self, processes: Sequence[Process]) -> None:
+    def saw_processes(self, processes: Sequence[Process]) -> None:
         """Learns who counts in the server."""
         self.processes = max(1, len(processes))
-        self._heard(self.name, processes)
+        self._on_processes(self.name, processes)
 
-    def beat_key(self) -> str | None:
+    def heartbeat_key(self) -> str | None:
         """The key under which processes are listed there."""
-        key = self._router.beat_key(self) if self._router else PROCESSES
+        key = self._router.heartbeat_key(self) if self._router else PROCESSES
         return self._key_prefix + key if key else None
+
+
+Home = tuple[Shard, int]
+"""Where a counter lies: its shard, and a number. One script call may settle hits of one home."""
+
+FindAll = Callable[[Sequence[Hit]], list[Home]]
+"""The home of each hit's counter; the same object for all that one script call may settle."""

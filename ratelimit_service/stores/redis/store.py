@@ -33,14 +33,15 @@ from ratelimit_service.stores import (
 )
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.advance import AdvanceAsked
-from ratelimit_service.stores.redis.batch import Background
-from ratelimit_service.stores.redis.charge import Charge, Home
+from ratelimit_service.stores.redis.batch import Background, Urgency
+from ratelimit_service.stores.redis.charge import Charge
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
+from ratelimit_service.stores.redis.config import Layout, ShardConfig
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.give_back import GivenBack
-from ratelimit_service.stores.redis.shard import Shard
-from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
+from ratelimit_service.stores.redis.shard import Home, Shard
+from ratelimit_service.stores.redis.topology import RingOfShards, Topology
 
 __all__ = ["RedisStore"]
 
@@ -53,7 +54,7 @@ _LOOK_US: Final = 1_000
 
 _ASK_US: Final = 1_000_000
 _ASK_AGAIN_SECONDS: Final = 0.1
-_MOST_ASKED: Final = 15
+_MOST_ATTEMPTS: Final = 15
 _ELSEWHERE: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """How a node begins to say that another one is to be asked, or later."""
 
@@ -80,6 +81,9 @@ def _topology(url: str, config: ShardConfig) -> Topology:
     return RingOfShards(servers, config)
 
 
+_PLAIN: Final = Layout()
+
+
 class RedisStore:
     """Counters in Redis servers (6.2 or later), each counter in one of them.
 
@@ -94,32 +98,29 @@ class RedisStore:
         stats: Stats,
         health: Health,
         clock: Clock | None = None,
-        second_url: str = "",
-        key_prefix: str = "",
+        layout: Layout = _PLAIN,
     ) -> None:
         """Reads the URLs; raises SettingsError if they cannot be used.
 
-        With a `clock` its time counts instead of Redis' own. Counters whose window is a second
-        lie at the `second_url`, where there is one. All keys in Redis begin with `key_prefix`,
-        which has no braces in it.
+        With a `clock` its time counts instead of Redis' own.
         """
         self._timeout_us = timeout_us
-        self._key_prefix = key_prefix.encode()
+        self._key_prefix = layout.key_prefix.encode()
         self._stats = stats
         self._bugs = Bugs()
-        self._given_back: GivenBack = _nobody_asks
+        self._given_back: GivenBack = _ignore
         self._loop = asyncio.get_running_loop()
         self._contexts = Contexts("store tls", health, stats.tls_reloads)
         config = ShardConfig(
-            timeout_us, stats, health, self._contexts, clock=clock, key_prefix=key_prefix
+            timeout_us, stats, health, self._contexts, clock=clock, key_prefix=layout.key_prefix
         )
         self._first = _topology(url, config)
-        self._topologies = [self._first]
+        self.topologies = [self._first]
         self._find, self._find_all = self._first.find, self._first.find_all
         self._only: Shard | None = None
-        if second_url:
-            self._second = _topology(second_url, replace(config, component="second store"))
-            self._topologies.append(self._second)
+        if layout.second_url:
+            self._second = _topology(layout.second_url, replace(config, component="second store"))
+            self.topologies.append(self._second)
             self._find, self._find_all = self._find_by_window, self._find_all_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
             (self._only,) = self._first.shards
@@ -127,21 +128,21 @@ class RedisStore:
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_us = 0
+        self._timer_due_us = 0
         """When the timer rings, if there is one: at the first deadline, or before it."""
 
     @property
     def shards(self) -> Sequence[Shard]:
         """All that are known now."""
-        return [shard for topology in self._topologies for shard in topology.shards]
+        return [shard for topology in self.topologies for shard in topology.shards]
 
     def shard_states(self) -> list[ShardState]:
         """How each server stands."""
-        found = []
-        for topology in self._topologies:
+        states = []
+        for topology in self.topologies:
             kind = topology.kind if topology is self._first else f"{topology.kind}, second store"
-            found += [shard.state(kind) for shard in topology.shards]
-        return found
+            states += [shard.state(kind) for shard in topology.shards]
+        return states
 
     def shard_of(self, hit: Hit) -> str:
         """The name of the shard that a hit's counter lies in now."""
@@ -159,24 +160,24 @@ class RedisStore:
         """A key as it stands in the server."""
         return self._key_prefix + key
 
-    def keepers(self, place: bytes) -> list[str]:
+    def keepers(self, key: bytes) -> list[str]:
         """The servers that should each have a copy of what all processes share, by their names.
 
         The one in which this key lies is the first. In a ring another shard has the key if shards
         are added or removed, so all keep copies. In a cluster keys move with their slot.
         """
-        home = self._first.find(Hit(place, _ANY_SPEC))[0].name
+        home = self._first.find(Hit(key, _ANY_SPEC))[0].name
         if not isinstance(self._first, RingOfShards):
             return [""]
         return [home, *(shard.name for shard in self._first.shards if shard.name != home)]
 
-    async def command(self, place: bytes, *command: Argument, at: str = "") -> Reply:
+    async def command(self, key: bytes, *command: Argument, at: str = "") -> Reply:
         """Asks the server in which this key lies; raises StoreError if it does not answer.
 
         With `at` it asks the shard of that name. This is for what operators do, not for
         decisions: it waits for a second or two.
         """
-        hit = Hit(place, _ANY_SPEC)
+        hit = Hit(key, _ANY_SPEC)
         if not at:
             return await self._command(self._first.find, hit, command)
         named = next(shard for shard in self._first.shards if shard.name == at)
@@ -196,15 +197,15 @@ class RedisStore:
     ) -> Reply:
         why = ""
         target: Shard | None = None
-        for _ in range(_MOST_ASKED):
+        for _ in range(_MOST_ATTEMPTS):
             shard = target or find(hit)[0]
             if target is not None:
                 target.call("ASKING")
-            asked = shard.call(*command)
-            if asked is None and target is None:
+            reply_to_come = shard.call(*command)
+            if reply_to_come is None and target is None:
                 raise StoreError(f"Redis ({shard.name}) is away: try again when it is back")
-            if asked is not None:
-                reply = await _reply(shard, asked)
+            if reply_to_come is not None:
+                reply = await _reply(shard, reply_to_come)
                 if not isinstance(reply, Exception):
                     return reply
                 why = str(reply)
@@ -220,7 +221,7 @@ class RedisStore:
 
     def _follow(self, shard: Shard, error: str) -> Shard | None:
         """Which server takes a command that one has sent elsewhere; None if that will turn out."""
-        for topology in self._topologies:
+        for topology in self.topologies:
             if shard in topology.shards:
                 return topology.follow(shard, error)
         return None
@@ -232,15 +233,15 @@ class RedisStore:
 
     async def start(self) -> None:
         """Tries every server once, in bounded time, and keeps trying in the background."""
-        await asyncio.gather(*(topology.start() for topology in self._topologies))
+        await asyncio.gather(*(topology.start() for topology in self.topologies))
 
-    def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank would wait where that is longest."""
-        return max([shard.wait_us(rank) for shard in self.shards if shard.available], default=0)
+    def wait_us(self, priority: int) -> int:
+        """How long a new request of this priority would wait where that is longest."""
+        return max([shard.wait_us(priority) for shard in self.shards if shard.available], default=0)
 
     async def close(self) -> None:
         """Disconnects for good."""
-        await asyncio.gather(*(topology.close() for topology in self._topologies))
+        await asyncio.gather(*(topology.close() for topology in self.topologies))
         self._contexts.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -251,7 +252,7 @@ class RedisStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Charges each request in the shards of its counters; in all of them or in none.
 
@@ -268,25 +269,14 @@ class RedisStore:
             patience_us = (deadline_us - now + 1) // 2
         # A charge has a deadline in any case: NEVER is for what is held while a server is away.
         deadline_us = min(deadline_us, now + _LONGEST_US)
-        charge = Charge(
-            requests,
-            done,
-            wanted,
-            deadline_us,
-            self._stats,
-            self._given_back,
-            rank,
-            patience_us,
-            due_us,
-        )
+        urgency = Urgency(deadline_us, due_us, patience_us, priority)
+        charge = Charge(requests, done, wanted, urgency, self._stats, self._given_back)
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
             charge.give_up(self._find_all, self._only, "overloaded")
             return
-        if self._only is not None and not self._only.by_slot:
-            charge.start_whole(self._only)
-        else:
-            charge.start(self._find_all)
+        only = self._only
+        charge.start(self._find_all, None if only is None or only.by_slot else only)
         if charge.finished:
             return
         waiting = self._waiting
@@ -295,15 +285,17 @@ class RedisStore:
         self._number += 1
         look_us = min(deadline_us, due_us)
         heapq.heappush(waiting, (look_us, self._number, charge))
-        if self._timer is None or look_us < self._rings_us:
+        if self._timer is None or look_us < self._timer_due_us:
             self._wait_until(look_us, now)
 
-    def advance(self, hit: Hit, heard: Callable[[Outcome | None, int], None], rank: int) -> None:
+    def advance(
+        self, hit: Hit, heard: Callable[[Outcome | None, int], None], priority: int
+    ) -> None:
         """Asks for an advance, behind what was charged before it in this turn.
 
         `heard` gets the outcome and the server's time; None if there is no answer.
         """
-        self._find(hit)[0].charge(AdvanceAsked(hit, heard, rank))
+        self._find(hit)[0].charge(AdvanceAsked(hit, heard, priority))
 
     def hand_back(self, hit: Hit, told: Callable[[Outcomes | None], None]) -> None:
         """Gives hits back as soon as their server is there, and at most once."""
@@ -325,10 +317,10 @@ class RedisStore:
 
     async def _look(self, peek: Hit) -> Look | None:
         for _ in range(_MOST_LOOKS):
-            asked: asyncio.Future[list[Settled]] = self._loop.create_future()
-            self.charge([[peek]], asked.set_result)
-            (settled,) = await asked
-            at_us = self._find(peek)[0].now_us()
+            result: asyncio.Future[list[Settled]] = self._loop.create_future()
+            self.charge([[peek]], result.set_result)
+            (settled,) = await result
+            at_us = self._find(peek)[0].server.clock.now_us()
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
                 if peek.spec.algorithm.held is None:
                     return Look(outcome, None, at_us)
@@ -356,27 +348,28 @@ class RedisStore:
     def _wait_until(self, deadline_us: int, now_us: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_us = max(deadline_us, now_us)
-        wait = (self._rings_us - now_us) / 1_000_000
-        self._timer = self._loop.call_later(wait, self._rung)
+        self._timer_due_us = max(deadline_us, now_us)
+        wait = (self._timer_due_us - now_us) / 1_000_000
+        self._timer = self._loop.call_later(wait, self._timer_fired)
 
-    def _rung(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
-        held_us = elapsed_us() - self._rings_us
+        held_us = elapsed_us() - self._timer_due_us
         if held_us > TURN_US:  # else the loop only had something else to do
             for shard in self.shards:
-                shard.held_up(held_us)
+                shard.server.held_up(held_us)
         # As in `all_read`: after two more rounds everything that had come by now has been read.
         self._loop.call_soon(self._loop.call_soon, self._all_read, elapsed_us())
 
     def _all_read(self, read_us: int) -> None:
-        self._tell_then_expire(list(self.shards), read_us)
+        self._hand_on_then_expire(list(self.shards), read_us)
 
-    def _tell_then_expire(self, shards: list[Shard], read_us: int) -> None:
+    def _hand_on_then_expire(self, shards: list[Shard], read_us: int) -> None:
         """Has all that was read from these shards handed on; then no reply is waited for longer."""
         try:
             while shards:
-                if shards.pop().when_told(partial(self._tell_then_expire, shards, read_us)):
+                then = partial(self._hand_on_then_expire, shards, read_us)
+                if shards.pop().server.when_handed_on(then):
                     return
         except Exception as error:
             self._bugs.note("replies that had come were not handed on", error)
@@ -393,15 +386,15 @@ class RedisStore:
             _, number, charge = heapq.heappop(waiting)
             if charge.finished:
                 continue
-            left_us = 0 if charge.deadline_us <= now else charge.left_us(read_us)
+            left_us = 0 if charge.urgency.deadline_us <= now else charge.left_us(read_us)
             if left_us > 0:
                 heapq.heappush(waiting, (now + max(left_us, _LOOK_US), number, charge))
             else:
-                is_late = is_late or now < charge.deadline_us
+                is_late = is_late or now < charge.urgency.deadline_us
                 self._end(charge, read_us)
         if is_late:
             for _, _, charge in list(waiting):
-                if charge.due_us <= now and charge.left_us(read_us) <= 0:
+                if charge.urgency.due_us <= now and charge.left_us(read_us) <= 0:
                     self._end(charge, read_us)
         if waiting:
             self._wait_until(waiting[0][0], elapsed_us())
@@ -415,15 +408,15 @@ class RedisStore:
             charge.abandon()
 
 
-async def _reply(shard: Shard, asked: asyncio.Future[Reply]) -> Reply:
+async def _reply(shard: Shard, reply_to_come: asyncio.Future[Reply]) -> Reply:
     """What a server replies, which may be an error. Raises StoreError if there is no reply."""
-    if not await shard.answers(asked, _ASK_US):
+    if not await shard.server.answers(reply_to_come, _ASK_US):
         seconds = _ASK_US / 1_000_000
         raise StoreError(f"Redis ({shard.name}) gave no answer within {seconds:g} s: try again")
-    reply = asked.result()
+    reply = reply_to_come.result()
     if reply is None:
         raise StoreError(f"Redis ({shard.name}) hung up: try again")
     return reply
 
 
-def _nobody_asks(_keys: Sequence[bytes]) -> None: ...
+def _ignore(_keys: Sequence[bytes]) -> None: ...

@@ -4,65 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from os import urandom
 from typing import Protocol
 
-from ratelimit_service.eventloop.clock import Clock
 from ratelimit_service.model import Hit
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import partition_of, partitions_of, slot_of
-from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
-from ratelimit_service.stores.redis.charge import Home
-from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.address import Ring
+from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.processes import Process
 from ratelimit_service.stores.redis.ring import fingerprint, owners
-from ratelimit_service.stores.redis.shard import ClusterRouter, Shard
+from ratelimit_service.stores.redis.shard import Home, Shard
 
-__all__ = ["RingOfShards", "ShardConfig", "Topology"]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardConfig:
-    """The settings that all shards of a store share."""
-
-    timeout_us: int
-    stats: Stats
-    health: Health
-    contexts: Contexts
-    component: str = "store"
-    """The store's name in health. If there are several shards, the shard's name follows it."""
-    clock: Clock | None = None
-    key_prefix: str = ""
-
-    def shard(
-        self,
-        name: str,
-        address: Address | Sentinels,
-        process: Process,
-        heard: Callable[[str, Sequence[Process]], None],
-        *,
-        alone: bool = False,
-        router: ClusterRouter | None = None,
-    ) -> Shard:
-        """A shard, not started."""
-        component = self.component if alone else f"{self.component} {name}"
-        return Shard(
-            name,
-            address,
-            self.timeout_us,
-            self.stats,
-            self.health,
-            component,
-            process,
-            heard,
-            self.contexts,
-            router,
-            self.clock,
-            self.key_prefix,
-        )
+__all__ = ["RingOfShards", "Topology"]
 
 
 class Topology(Protocol):
@@ -109,8 +63,12 @@ class RingOfShards:
         """For each shard a process that counts there but places counters on another ring."""
         self.kind = "server" if alone else "shard"
         self._shards = {
-            member.name: config.shard(
-                member.name, member.endpoint, process, self._heard, alone=alone
+            member.name: Shard(
+                member.name,
+                member.endpoint,
+                process,
+                self._saw_processes,
+                config if alone else config.of(member.name),
             )
             for member in ring.members
         }
@@ -131,15 +89,15 @@ class RingOfShards:
 
     def find_all(self, hits: Sequence[Hit]) -> list[Home]:
         """As `find`, for each of many hits."""
-        homes, owners = self._homes, self._owners
+        shard_homes, owners = self._homes, self._owners
         partitions = partitions_of([hit[0] for hit in hits])
-        found = [homes[owners[partition]] for partition in partitions]
+        homes = [shard_homes[owners[partition]] for partition in partitions]
         if any(shard.by_slot for shard in self._shards.values()):
             return [
                 (home[0], slot_of(hit[0])) if home[0].by_slot else home
-                for home, hit in zip(found, hits, strict=True)
+                for home, hit in zip(homes, hits, strict=True)
             ]
-        return found
+        return homes
 
     def follow(self, _shard: Shard, _error: str, /) -> Shard | None:
         """Does nothing: the ring is as it is."""
@@ -153,7 +111,7 @@ class RingOfShards:
         """Disconnects for good."""
         await asyncio.gather(*(shard.close() for shard in self.shards))
 
-    def _heard(self, shard: str, processes: Sequence[Process]) -> None:
+    def _saw_processes(self, shard: str, processes: Sequence[Process]) -> None:
         """Sees whether all processes that count in a shard have the same ring."""
         others = [process for process in processes if process.ring != self._ring]
         if others:

@@ -1,218 +1,27 @@
-"""What is told of a change of rules, held against rules and counters that callers really meet."""
+"""What is told of a change of rules, change by change."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cache
-from itertools import count, product
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ratelimit_service.limiter import Planner
-from ratelimit_service.model import Descriptor, Entry, Request
-from ratelimit_service.observability.stats import Tallies
 from ratelimit_service.rule_lab.comparison import Change, ChangeKind, compare
-from ratelimit_service.rules.build import Version, build
-from ratelimit_service.rules.match import match
-from ratelimit_service.rules.tree import Domain, Snapshot
-from ratelimit_service.settings import Settings
-from tests.examples import up_to
-
-File = dict[str, Any]
-
-ADDED, REMOVED = ChangeKind.ADDED, ChangeKind.REMOVED
-TIGHTENED, LOOSENED = ChangeKind.TIGHTENED, ChangeKind.LOOSENED
-CHANGED, CALLERS = ChangeKind.CHANGED, ChangeKind.CALLERS
-
-_LIMITS = [
-    {"unit": "second", "requests_per_unit": 5},
-    {"unit": "second", "requests_per_unit": 9},
-    {"unit": "minute", "requests_per_unit": 5},
-    {"unit": "minute", "requests_per_unit": 5, "algorithm": "sliding_window"},
-    {"unit": "minute", "requests_per_unit": 5, "algorithm": "sliding_window", "buckets": 6},
-    {"unit": "minute", "requests_per_unit": 5, "algorithm": "token_bucket", "burst": 7},
-    {"unit": "day", "requests_per_unit": 5, "per": "calendar"},
-    {"unit": "minute", "requests_per_unit": 5, "anchor": "first_hit", "soft": "20%"},
-    {"unit": "minute", "requests_per_unit": 5, "when": {"days": "thu"}},  # as on 1970-01-01
-    {"unit": "minute", "requests_per_unit": 5, "when": {"to": "23:00"}},
-    {"unit": "hour", "requests_per_unit": 5, "pool": "p", "reserve": "20%"},
-    {"unit": "hour", "requests_per_unit": 5},
-]
-_KEYS = ("k", "m")
-_VALUES = ("a", "b", "ab", "aab", "b*", "a*", "*a", "a*b", "*")
-_ASKED = ("a", "b", "ab", "ba", "aab", "abb", "aaa", "z", "a*", "*", "")
-
-
-def _limits() -> st.SearchStrategy[File]:
-    one = st.sampled_from(_LIMITS)
-    return st.one_of(
-        st.just({}),
-        st.just({"rate_limit": {"unlimited": True}}),
-        st.fixed_dictionaries({"rate_limit": one}),
-        st.fixed_dictionaries(
-            {
-                "rate_limits": st.lists(
-                    st.sampled_from(_LIMITS[1:]), min_size=1, max_size=3, unique_by=str
-                )
-            }
-        ),
-    )
-
-
-@st.composite
-def _level(draw: st.DrawFn, depth: int) -> list[File]:
-    nodes = []
-    places = st.tuples(st.sampled_from(_KEYS), st.sampled_from([*_VALUES, None]))
-    for key, value in draw(st.lists(places, max_size=4, unique=True)):
-        node: File = {"key": key, **draw(_limits())}
-        if value is not None:
-            node["value"] = value
-            if "*" in value and draw(st.booleans()):
-                node["share_threshold"] = True
-            if draw(st.sampled_from([False, False, True])):
-                node["valid_until"] = "2027-01-31T18:00Z"
-        if depth and draw(st.booleans()):
-            node["descriptors"] = draw(_level(depth - 1))
-        nodes.append(node)
-    return nodes
-
-
-@st.composite
-def files(draw: st.DrawFn) -> File:
-    """A rule file of one domain."""
-    shard_by: File = draw(st.sampled_from([{}, {}, {"shard_by": ["k"]}, {"shard_by": "domain"}]))
-    return {"domain": "d", **shard_by, "descriptors": draw(_level(1))}
-
-
-def domains(*texts: str) -> Mapping[str, Domain]:
-    """The domains of rule files without problems."""
-    versions = [Version(f"{at}.yaml", text.encode(), None) for at, text in enumerate(texts)]
-    built = build(versions, Tallies, strict=True)
-    assert not built.conflicts
-    assert not [
-        each for file in built.files for each in file.problems if each.fatal(strict=True)
-    ], built.files
-    return built.domains
-
-
-def of(*parts: File) -> Mapping[str, Domain]:
-    return domains(*map(json.dumps, parts))
-
-
-@cache
-def requests() -> list[tuple[Entry, ...]]:
-    """Every descriptor of up to two entries."""
-    entries = [Entry(key, value) for key in _KEYS for value in _ASKED]
-    fewer = [Entry(key, value) for key in _KEYS for value in ("a", "ab", "b", "z")]
-    return [(entry,) for entry in entries] + list(product(fewer, fewer))
-
-
-PLANNER = Planner(Settings())
-NUMBERS = count(1)
-
-
-def met(tree: Mapping[str, Domain], entries: Sequence[Entry]) -> str | None:
-    rule = match(tree["d"], entries).rule
-    return rule.path if rule else None
-
-
-def keys(tree: Mapping[str, Domain], entries: Sequence[Entry]) -> set[bytes]:
-    """The keys that the limiter would really charge."""
-    request = Request("d", (Descriptor(tuple(entries)),))
-    (plan,) = PLANNER.plan(request, Snapshot(next(NUMBERS), tree))
-    return {hit.key for hit in plan.hits}
-
-
-def reordered(nodes: list[File], draw: st.DataObject) -> list[File]:
-    """The same nodes in another order, but for patterns of one key among themselves."""
-    mixed = list(draw.draw(st.permutations(nodes)))
-    for key in _KEYS:
-        places = [at for at, node in enumerate(mixed) if _is_pattern(node, key)]
-        patterns = [node for node in nodes if _is_pattern(node, key)]
-        for at, node in zip(places, patterns, strict=True):
-            mixed[at] = node
-    return [
-        node | {"descriptors": reordered(node["descriptors"], draw)}
-        if "descriptors" in node
-        else node
-        for node in mixed
-    ]
-
-
-def _is_pattern(node: File, key: str) -> bool:
-    return node["key"] == key and "*" in node.get("value", "")
-
-
-@settings(max_examples=up_to(30))
-@given(files(), st.data())
-def test_the_same_in_other_words(file: File, data: st.DataObject) -> None:
-    """Rules that are written in another form, order, or in two files are no change."""
-    nodes = reordered(file["descriptors"], data)
-    cut = data.draw(st.integers(0, len(nodes)))
-    head = {name: file[name] for name in file if name != "descriptors"}
-    block = yaml.safe_dump({"descriptors": nodes[:cut], **head}, sort_keys=data.draw(st.booleans()))
-    flow = "# what else\n\n" + yaml.safe_dump(
-        {"domain": "d", "descriptors": nodes[cut:]}, default_flow_style=True, width=30
-    )
-
-    assert compare(of(file), domains(block, flow)) == []
-    assert compare(domains(block, flow), of(file)) == []
-
-
-@settings(max_examples=up_to(25))
-@given(files(), files())
-def test_callers_who_meet_another_rule(old: File, new: File) -> None:
-    """Whoever meets another rule is told of, by this move or as of a rule that came or went.
-
-    And every example that is given meets the rules that it is said to meet.
-    """
-    before, after = of(old), of(new)
-    changes = compare(before, after)
-    moves = {
-        (each.old.path if each.old else None, each.new.path if each.new else None)
-        for change in changes
-        for each in change.callers
-    }
-    come = {change.path for change in changes if change.kind is ADDED}
-    gone = {change.path for change in changes if change.kind is REMOVED}
-
-    for entries in requests():
-        pair = met(before, entries), met(after, entries)
-        if pair[0] != pair[1]:
-            assert pair in moves or pair[0] in gone or pair[1] in come, entries
-    for change in changes:
-        for each in change.callers:
-            assert met(before, each.example) == (each.old.path if each.old else None)
-            assert met(after, each.example) == (each.new.path if each.new else None)
-            one, other = keys(before, each.example), keys(after, each.example)
-            assert each.anew == (bool(one and other) and not one & other)
-
-
-@settings(max_examples=up_to(40))
-@given(files(), files())
-def test_counters_that_start_anew(old: File, new: File) -> None:
-    """Counters of a rule that stays start anew just where this is told, with the reason."""
-    before, after = of(old), of(new)
-    changes = compare(before, after)
-    told = {change.path: change for change in changes if change.kind is not CALLERS}
-    moved = "".join(told[""].anew).partition(": ")[2].split(", ") if "" in told else []
-
-    for entries in requests():
-        path = met(before, entries)
-        if path is None or path != met(after, entries):
-            continue
-        one, other = keys(before, entries), keys(after, entries)
-        anew = len(one & other) < min(len(one), len(other))
-        here = path in told and bool(told[path].anew)
-        assert anew == (here or path in moved), (path, changes)
-
+from ratelimit_service.rules.tree import Domain
+from tests.rule_lab.comparison.rule_files import (
+    ADDED,
+    CHANGED,
+    END_MINUTE,
+    LOOSENED,
+    REMOVED,
+    TIGHTENED,
+    File,
+    domains,
+    of,
+)
 
 _BASE = {
     "domain": "d",
@@ -409,28 +218,6 @@ def test_the_order_of_limits() -> None:
     assert [each.kind for each in change.details] == [TIGHTENED]
 
 
-END_MINUTE = 30_023_640
-"""2027-01-31 at 18:00 UTC."""
-
-
-def _without_what_ends(nodes: Sequence[File]) -> list[File]:
-    return [
-        node | {"descriptors": _without_what_ends(node.get("descriptors", []))}
-        for node in nodes
-        if "valid_until" not in node
-    ]
-
-
-@settings(max_examples=up_to(30))
-@given(files())
-def test_what_has_ended_is_not_there(file: File) -> None:
-    """To take out what has ended is no change, nor is to bring it."""
-    without = file | {"descriptors": _without_what_ends(file["descriptors"])}
-
-    assert compare(of(file), of(without), END_MINUTE) == []
-    assert compare(of(without), of(file), END_MINUTE) == []
-
-
 @pytest.mark.parametrize(
     ("own", "before", "after"),
     [
@@ -455,7 +242,7 @@ def test_what_ends(own: File | None, before: list[ChangeKind], after: list[Chang
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "others", "said"),
+    ("old", "new", "others", "paths"),
     [
         ({}, {"valid_until": "2030-01-31T18:00Z"}, True, ["k=a"]),
         ({"valid_until": "2030-01-31T18:00Z"}, {}, True, ["k=a"]),
@@ -464,7 +251,7 @@ def test_what_ends(own: File | None, before: list[ChangeKind], after: list[Chang
         ({}, {"valid_until": "2030-01-31T18:00Z"}, False, []),
     ],
 )
-def test_exceptions_that_end(old: File, new: File, others: bool, said: list[str]) -> None:
+def test_exceptions_that_end(old: File, new: File, others: bool, paths: list[str]) -> None:
     """The end of one without a rule is told, if its callers meet a rule from then on."""
     every = {"key": "k" if others else "m", "rate_limit": {"unit": "day", "requests_per_unit": 5}}
     before, after = (
@@ -474,7 +261,7 @@ def test_exceptions_that_end(old: File, new: File, others: bool, said: list[str]
 
     changes = compare(before, after)
 
-    assert told(changes) == [("changed", path, []) for path in said]
+    assert texts_of(changes) == [("changed", path, []) for path in paths]
     for change in changes:
         (detail,) = change.details
         assert "valid until" in detail.old + detail.new
@@ -490,7 +277,7 @@ def test_networks_that_come() -> None:
         of({"domain": "d", "descriptors": nodes}), of({"domain": "d", "descriptors": [*nodes, own]})
     )
 
-    assert told([change]) == [("callers", "k", ["10.1.2.0: k -> None"])]
+    assert texts_of([change]) == [("callers", "k", ["10.1.2.0: k -> None"])]
 
 
 _LIMITED: File = {"rate_limit": {"unit": "day", "requests_per_unit": 5}}
@@ -531,8 +318,8 @@ def test_regular_expressions(old: Sequence[File], new: Sequence[File], callers: 
         for side in (old, new)
     )
 
-    found = [each for _, _, said in told(compare(before, after)) for each in said]
-    assert sorted(found) == callers
+    examples = [each for _, _, texts in texts_of(compare(before, after)) for each in texts]
+    assert sorted(examples) == callers
 
 
 _STAYS = "k=cidr(10.0.0.0/16,::/128)"
@@ -585,10 +372,10 @@ def test_networks_without_a_rule(
         for side in (old, new)
     )
 
-    assert [each for _, _, each in told(compare(before, after))] == [callers]
+    assert [each for _, _, each in texts_of(compare(before, after))] == [callers]
 
 
-def told(changes: Sequence[Change]) -> list[tuple[str, str, list[str]]]:
+def texts_of(changes: Sequence[Change]) -> list[tuple[str, str, list[str]]]:
     return [
         (
             change.kind,
@@ -608,8 +395,8 @@ def test_rules_that_come_and_go() -> None:
     limit = {"rate_limit": {"unit": "second", "requests_per_unit": 1}}
     more = mutated("descriptors.+", {"key": "k", "value": "me", **limit})
 
-    assert told(compare(of(_BASE), of(more))) == [("added", "k=me", ["me: k -> k=me"])]
-    assert told(compare(of(more), of(_BASE))) == [("removed", "k=me", ["me: k=me -> k"])]
+    assert texts_of(compare(of(_BASE), of(more))) == [("added", "k=me", ["me: k -> k=me"])]
+    assert texts_of(compare(of(more), of(_BASE))) == [("removed", "k=me", ["me: k=me -> k"])]
 
 
 def test_order_that_matters() -> None:
@@ -619,14 +406,14 @@ def test_order_that_matters() -> None:
 
     changes = compare(of(_BASE), of({"domain": "d", "descriptors": nodes}))
 
-    assert told(changes) == [("callers", "k=a*", ["anyb: k=a* -> k=*b"])]
+    assert texts_of(changes) == [("callers", "k=a*", ["anyb: k=a* -> k=*b"])]
 
 
 def test_exceptions() -> None:
     """A node without a rule is told by the callers that are limited no more."""
     changes = compare(of(_BASE), of(mutated("descriptors.+", {"key": "k", "value": "me"})))
 
-    assert told(changes) == [("callers", "k", ["me: k -> None"])]
+    assert texts_of(changes) == [("callers", "k", ["me: k -> None"])]
 
 
 def test_domains_and_shards() -> None:
@@ -647,8 +434,8 @@ def test_many_rules_at_once() -> None:
     """Twice as many rules that come and go are twice the work, not four times."""
 
     def lists(shift: int, rules: int) -> Mapping[str, Domain]:
-        each = "- {{key: k, one_of: [v{}, v{}], rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
-        nodes = "".join(each.format(at, at + 1) for at in range(shift, shift + 2 * rules, 2))
+        rule = "- {{key: k, one_of: [v{}, v{}], rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
+        nodes = "".join(rule.format(at, at + 1) for at in range(shift, shift + 2 * rules, 2))
         return domains(f"domain: d\ndescriptors:\n{nodes}")
 
     def lines(rules: int) -> int:

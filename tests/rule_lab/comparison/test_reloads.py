@@ -36,9 +36,9 @@ descriptors:
 
 async def test_rules_that_come_and_go_and_change() -> None:
     """Rules are told apart by their meaning: order, lines and comments are nothing."""
-    found = await difference(domains(BEFORE), domains(AFTER))
+    changes = await difference(domains(BEFORE), domains(AFTER))
 
-    assert found == ReloadDifference(2, 1, 1, ("api: user 5 → 20 per minute",))
+    assert changes == ReloadDifference(2, 1, 1, ("api: user 5 → 20 per minute",))
     assert await difference(domains(BEFORE), domains(BEFORE)) == ReloadDifference(0, 0, 0, ())
 
 
@@ -55,8 +55,8 @@ async def test_few_changes_are_told_in_words() -> None:
         "domain: api\ndescriptors:\n" + "".join(rule % (number, unit, 5) for number in range(9))
         for unit in ("minute", "hour")
     )
-    found = await difference(domains(before), domains(after))
+    changes = await difference(domains(before), domains(after))
 
-    assert found.changed == 9
-    assert found.examples[0] == "api: k0 5 per minute → 5 per hour"
-    assert len(found.examples) == 3
+    assert changes.changed == 9
+    assert changes.examples[0] == "api: k0 5 per minute → 5 per hour"
+    assert len(changes.examples) == 3

@@ -13,10 +13,11 @@ import pytest
 
 from ratelimit_service.cli.main import ratelimit
 from ratelimit_service.model import Code, Descriptor, Entry, Request
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.play import Replay
 from ratelimit_service.rule_lab.replay.recorded import Block, RecordedRequest
 from ratelimit_service.rule_lab.replay.report import Report, report_of
-from ratelimit_service.rule_lab.replay.sources import rules_of
+from ratelimit_service.rule_lab.replay.trace import Trace
+from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.settings import Settings
 
 DAY = "unit: day, requests_per_unit: 1"
@@ -36,13 +37,16 @@ def block_of(
 ) -> Block:
     """Records as logs are read; requests that are `known` already are asked again."""
     known = {} if known is None else known
-    asked = [known.setdefault(each.request, RecordedRequest(each.request)) for each in records]
-    return Block([each.at_us for each in records], asked, [each.code for each in records])
+    requests = [known.setdefault(each.request, RecordedRequest(each.request)) for each in records]
+    return Block([each.at_us for each in records], requests, [each.code for each in records])
 
 
 def records_of(block: Block) -> list[Recorded]:
     """The records of a block."""
-    return [Recorded(at_us, asked.request, code) for at_us, asked, code in zip(*block, strict=True)]
+    return [
+        Recorded(at_us, recorded.request, code)
+        for at_us, recorded, code in zip(*block, strict=True)
+    ]
 
 
 def flat(blocks: Iterator[Block]) -> list[Recorded]:
@@ -50,7 +54,7 @@ def flat(blocks: Iterator[Block]) -> list[Recorded]:
     return list(chain.from_iterable(map(records_of, blocks)))
 
 
-def asked(domain: str, hits: int | None, *entries: tuple[str, str]) -> Request:
+def request_of(domain: str, hits: int | None, *entries: tuple[str, str]) -> Request:
     """A request of one descriptor."""
     return Request(domain, (Descriptor(tuple(Entry(*e) for e in entries), hits_addend=hits),))
 
@@ -88,8 +92,8 @@ def played(
     records: Sequence[Recorded], new: Path, old: Path | None = None, percent: float = 1.0
 ) -> Report:
     """The report on these requests."""
-    trace = Trace(rules_of(new), Settings())
-    before = Trace(rules_of(old), Settings()) if old else None
+    trace = Trace(snapshot_of(new), Settings())
+    before = Trace(snapshot_of(old), Settings()) if old else None
     replay = Replay(trace, before)
     replay.play(block_of(records))
     return report_of(replay, new="new", old="old" if old else None, logs=["log"], percent=percent)
@@ -110,5 +114,5 @@ class Ran(NamedTuple):
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Ran:
     """Runs `ratelimit replay` in this process."""
     code = ratelimit.main(["replay", *map(str, arguments)], standalone_mode=False)
-    said = capsys.readouterr()
-    return Ran(code, said.out, said.err)
+    printed = capsys.readouterr()
+    return Ran(code, printed.out, printed.err)

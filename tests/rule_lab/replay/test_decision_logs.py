@@ -19,7 +19,7 @@ from ratelimit_service.rule_lab.replay.recorded import moment_us
 from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
 from ratelimit_service.stores import Verdict
 from ratelimit_service.wire import encode_request
-from tests.rule_lab.replay.playing import DAY, START_US, Recorded, asked, flat, limited, run
+from tests.rule_lab.replay.playing import DAY, START_US, Recorded, flat, limited, request_of, run
 
 entries = st.tuples(st.text(min_size=1), st.text())
 limits = st.builds(
@@ -53,9 +53,9 @@ def test_decision_log_says_what_was_asked(request: Request, at_us: int) -> None:
     record = DecisionRecord(encode_request(request), b"", Verdict.WITHIN, DecidedBy.NOTHING)
     line = line_of(record, at_us)
 
-    found = read_line(line, moment_us)
+    decision = read_line(line, moment_us)
 
-    assert (found.at_us, found.request, found.code) == (at_us, request, "OK")
+    assert (decision.at_us, decision.request, decision.code) == (at_us, request, "OK")
 
 
 TAILS = st.sampled_from(
@@ -95,13 +95,13 @@ LOGGED = st.tuples(TIMES, ASKED, st.sampled_from(["OK", "OVER_LIMIT", "UNAVAILAB
 def test_lines_that_are_known_read_as_new_ones(parts: list[tuple[str, str, str, str]]) -> None:
     """A line of a decision log says the same whatever was read before it."""
     logged = [
-        f'{{"v":1,"time":"{time}",{asked},"code":"{code}",{tail}'
-        for time, asked, code, tail in parts
+        f'{{"v":1,"time":"{time}",{asking},"code":"{code}",{tail}'
+        for time, asking, code, tail in parts
     ]
 
     def read(*lines: str) -> tuple[list[Recorded], int]:
-        found = Lines("log", io.BytesIO("\n".join(lines).encode()))
-        return flat(DecisionLogReader().blocks(found)), found.unread
+        log = Lines("log", io.BytesIO("\n".join(lines).encode()))
+        return flat(DecisionLogReader().blocks(log)), log.unread
 
     alone = [read(line) for line in logged]
     assert read(*logged) == ([each for one, _ in alone for each in one], sum(n for _, n in alone))
@@ -111,11 +111,11 @@ def test_decision_logs_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixtur
     """A decision log is known by its first line; what is sampled or hashed in it is told."""
     log = tmp_path / "decisions.jsonl"
     lines = []
-    for place in range(3):
-        asked_for = encode_request(asked("api", None, ("user", "a")))
-        verdict = Verdict.WITHIN if place < 2 else Verdict.DENIED
+    for index in range(3):
+        asked_for = encode_request(request_of("api", None, ("user", "a")))
+        verdict = Verdict.WITHIN if index < 2 else Verdict.DENIED
         record = DecisionRecord(asked_for, b"", verdict, DecidedBy.COUNT)
-        lines.append(line_of(record, START_US + place, 0.5, partial(hashed_value, b"key")))
+        lines.append(line_of(record, START_US + index, 0.5, partial(hashed_value, b"key")))
     log.write_text("\n".join([*lines, '{"v":2}']))
 
     ran = run(capsys, "--rules", limited(tmp_path, DAY), "--json", "--skip-unreadable", log)
@@ -137,7 +137,7 @@ def test_decision_log_may_begin_with_a_request_that_nobody_could_read(
     """Requests that were refused as unreadable are told, and no problem of the log."""
     refusal = Refusal(StatusCode.INVALID_ARGUMENT, "")
     refused = DecisionRecord(b"\xff", refusal, None, DecidedBy.NOTHING)
-    body = encode_request(asked("api", None, ("user", "bob")))
+    body = encode_request(request_of("api", None, ("user", "bob")))
     answered = DecisionRecord(body, b"", Verdict.WITHIN, DecidedBy.COUNT)
     lines = [line_of(refused, START_US), line_of(answered, START_US)]
     (tmp_path / "log").write_text("\n".join(lines))

@@ -56,8 +56,8 @@ def why(
     log.write_text("\n".join(lines))
     arguments = ["why", "api", "user=alice", "--log", str(log), *flags]
     code = ratelimit.main(arguments, standalone_mode=False)
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def log(tmp_path: Path) -> Path:
 
 def test_denial_at_a_time(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a minute the first denial is told, with its limit and the denials that followed."""
-    code, said = why(capsys, log, MINUTE, "--at", "14:03")
+    code, text = why(capsys, log, MINUTE, "--at", "14:03")
 
     assert code == 0
-    assert said == (
+    assert text == (
         f"denied at 14:03:07 UTC on {DAY} by `user` (rules/api.yaml:8): 20 a minute, 20 used, "
         "53 s to wait; 14 further denials until 14:03:59 UTC\n"
     )
@@ -86,10 +86,10 @@ def test_kinds_of_denials(log: Path, capsys: pytest.CaptureFixture[str]) -> None
         line("14:03:11", by="policy"),
     ]
 
-    _, said = why(capsys, log, lines)
+    _, text = why(capsys, log, lines)
     _, as_json = why(capsys, log, lines, "--json")
 
-    assert said.endswith(
+    assert text.endswith(
         "; 4 further denials until 14:03:11 UTC "
         "(1 by count, 2 by the local cache, 1 by failure policy)\n"
     )
@@ -106,10 +106,10 @@ def test_last_denial(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("at", ["14:02", f"{DAY}T14:03:08Z", "13:59:59"])
 def test_no_denial(log: Path, capsys: pytest.CaptureFixture[str], at: str) -> None:
     """Where there is none the command says so, and exits with 1."""
-    code, said = why(capsys, log, MINUTE, "--at", at)
+    code, text = why(capsys, log, MINUTE, "--at", at)
 
     assert code == 1
-    assert f"no denial of user=alice in api at {at}; it has 18 decisions about it" in said
+    assert f"no denial of user=alice in api at {at}; it has 18 decisions about it" in text
 
 
 @pytest.mark.parametrize(
@@ -120,20 +120,20 @@ def test_nearest_denial(
     log: Path, capsys: pytest.CaptureFixture[str], at: str, nearest: str
 ) -> None:
     """A time that has no denial shows the nearest one; programs are told none of another time."""
-    code, said = why(capsys, log, MINUTE, "--at", at)
+    code, text = why(capsys, log, MINUTE, "--at", at)
     _, as_json = why(capsys, log, MINUTE, "--at", at, "--json")
 
     assert code == 1
-    assert said.startswith(f"denied at {nearest} UTC on {DAY} by `user`")
-    assert said.endswith("; the nearest:\n")
+    assert text.startswith(f"denied at {nearest} UTC on {DAY} by `user`")
+    assert text.endswith("; the nearest:\n")
     assert as_json.startswith(f"{log} has no denial")
 
 
 def test_what_the_log_has_instead(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where there is no denial it is told from when to when the log is, whoever is in it."""
-    _, said = why(capsys, log, [line("14:03:08", "OK", "bob"), line("14:04:00", "OK", "bob")])
+    _, text = why(capsys, log, [line("14:03:08", "OK", "bob"), line("14:04:00", "OK", "bob")])
 
-    assert said.strip().endswith(
+    assert text.strip().endswith(
         f"it has 0 decisions about it; its lines are from {DAY}T14:03:08Z to {DAY}T14:04:00Z"
     )
 
@@ -151,12 +151,12 @@ def test_denial_of_today() -> None:
     assert denial is not None
     day_us = 86_400_000_000
 
-    def said(now_us: int) -> str:
+    def text(now_us: int) -> str:
         return denials.sentence(denial, decisions[0].request.descriptors[0].entries, now_us)
 
-    assert said(denial.last_us).startswith("denied at 14:03:07 UTC by `user`")
-    assert said(denial.last_us + day_us).startswith(f"denied at 14:03:07 UTC on {DAY} by `user`")
-    assert said(denial.last_us + day_us).endswith("1 further denial until 14:03:59 UTC")
+    assert text(denial.last_us).startswith("denied at 14:03:07 UTC by `user`")
+    assert text(denial.last_us + day_us).startswith(f"denied at 14:03:07 UTC on {DAY} by `user`")
+    assert text(denial.last_us + day_us).endswith("1 further denial until 14:03:59 UTC")
     tomorrow = denial._replace(last_us=denial.last_us + day_us)
     assert denials.sentence(tomorrow, (), 0).endswith("until 14:03:59 UTC on 2025-11-23")
 
@@ -170,17 +170,17 @@ def test_rotation_while_the_log_is_opened(
     listed = denials.log_files
 
     def rotated(path: str) -> list[str]:
-        found = listed(path)
+        files = listed(path)
         if not oldest.exists():
             older.rename(oldest)
             log.rename(older)
             log.write_text("")
-        return found
+        return files
 
     monkeypatch.setattr(denials, "log_files", rotated)
-    _, said = why(capsys, log, MINUTE[8:], "--at", "14:03")
+    _, text = why(capsys, log, MINUTE[8:], "--at", "14:03")
 
-    assert "14 further denials until 14:03:59 UTC" in said
+    assert "14 further denials until 14:03:59 UTC" in text
 
 
 def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,9 +188,9 @@ def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -
     log.with_name("decisions.jsonl.1").write_text("\n".join(MINUTE[10:]))
     log.with_name("decisions.jsonl.10").write_text("\n".join(MINUTE[:10]))
 
-    _, said = why(capsys, log, [], "--at", "14:03")
+    _, text = why(capsys, log, [], "--at", "14:03")
 
-    assert "14 further denials until 14:03:59 UTC" in said
+    assert "14 further denials until 14:03:59 UTC" in text
 
 
 def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,15 +199,15 @@ def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     name = hashed_value(b"0123456789abcdef", "alice")
     lines = [line("14:03:07", "OVER_LIMIT", name, hashed=True)]
 
-    code, said = why(capsys, log, lines)
-    assert (code, "hashed: name the key with --key-file" in said) == (1, True)
+    code, text = why(capsys, log, lines)
+    assert (code, "hashed: name the key with --key-file" in text) == (1, True)
     (tmp_path / "other").write_text("fedcba9876543210")
-    code, said = why(capsys, log, lines, "--key-file", str(tmp_path / "other"))
-    assert (code, "hashed, with another key if it is there at all" in said) == (1, True)
-    code, said = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
+    code, text = why(capsys, log, lines, "--key-file", str(tmp_path / "other"))
+    assert (code, "hashed, with another key if it is there at all" in text) == (1, True)
+    code, text = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
 
     assert code == 0
-    assert said.startswith(f"denied at 14:03:07 UTC on {DAY} by `user`")
+    assert text.startswith(f"denied at 14:03:07 UTC on {DAY} by `user`")
 
 
 def test_hashed_rules_are_told_in_the_words_of_who_asks(
@@ -220,13 +220,13 @@ def test_hashed_rules_are_told_in_the_words_of_who_asks(
         line("14:03:07", "OVER_LIMIT", alice, hashed=True, rule=f"user={alice} > path={other}")
     ]
 
-    _, said = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
+    _, text = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
 
-    assert f"by `user=alice > path={other}` (rules/api.yaml:8)" in said
+    assert f"by `user=alice > path={other}` (rules/api.yaml:8)" in text
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "reason"),
     [
         ({"by": "local_cache"}, "53 s to wait, known without asking the store"),
         (
@@ -254,10 +254,10 @@ def test_hashed_rules_are_told_in_the_words_of_who_asks(
     ],
 )
 def test_other_grounds(
-    log: Path, capsys: pytest.CaptureFixture[str], more: dict[str, object], told: str
+    log: Path, capsys: pytest.CaptureFixture[str], more: dict[str, object], reason: str
 ) -> None:
     """A denial that no count of this descriptor made is told as what it was."""
-    assert told in why(capsys, log, [line("14:03:07", **more)])[1]
+    assert reason in why(capsys, log, [line("14:03:07", **more)])[1]
 
 
 @pytest.mark.parametrize("reset", ["1e999", "-1", "1e308", "NaN"])
@@ -309,11 +309,11 @@ def test_logs_of_several_instances(capsys: pytest.CaptureFixture[str], tmp_path:
     other, empty = tmp_path / "other", tmp_path / "empty"
     other.write_text("\n".join(MINUTE[:5]))
     empty.write_text("")
-    code, said = why(capsys, tmp_path / "log", MINUTE[5:], "--log", str(other))
-    assert why(capsys, tmp_path / "all", MINUTE) == (code, said)
+    code, text = why(capsys, tmp_path / "log", MINUTE[5:], "--log", str(other))
+    assert why(capsys, tmp_path / "all", MINUTE) == (code, text)
 
-    code, said = why(capsys, empty, [], "--log", str(empty))
-    assert (code, said.strip()) == (
+    code, text = why(capsys, empty, [], "--log", str(empty))
+    assert (code, text.strip()) == (
         1,
         "none of these 2 logs has a denial of user=alice in api; they have 0 decisions about it",
     )

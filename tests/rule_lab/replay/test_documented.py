@@ -50,8 +50,8 @@ def test_bounds() -> None:
 
 def test_mapping(tmp_path: Path) -> None:
     """The mapping for Envoy's access log is one."""
-    found = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
-    (text,) = [each for each in found if "$client" in each]
+    examples = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    (text,) = [each for each in examples if "$client" in each]
     path = tmp_path / "mapping.yaml"
     path.write_text(text)
 
@@ -72,16 +72,16 @@ descriptors:
 - {key: seen, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
 """
     asking = Asking(tmp_path, rules)
-    heard = Heard(asking.service)
+    events = Heard(asking.service)
     for _ in range(2):
         await asking.ask("user=bob")
         await asking.ask("seen=bob")
     await asking.service.decide([b"\xff"])
     ban = Override("b1", OverrideKind.BAN, "edge", (Entry("user", "bob"),), 0, reason="abuse")
-    heard[0] = heard[0]._replace(overrides=(ban,))
+    events[0] = events[0]._replace(overrides=(ban,))
     headers = [(b"x-request-id", b"an-id"), (b"b3", b"0af7651916cd43dd-b7ad6b7169203331")]
-    heard[:] = [each._replace(caller=CallOrigin("10.0.0.7", headers)) for each in heard]
-    lines = [json.loads(line_of(each, 0, 0.5, str.upper, "redis", "there:6379")) for each in heard]
+    events[:] = [each._replace(caller=CallOrigin("10.0.0.7", headers)) for each in events]
+    lines = [json.loads(line_of(each, 0, 0.5, str.upper, "redis", "there:6379")) for each in events]
 
     documented = set(re.findall(r"^\| `(\w+)` \|", DECISION_LOG, re.MULTILINE))
     assert {field for line in lines for field in line} == documented - {"hits"}
@@ -90,8 +90,8 @@ descriptors:
     assert [line.get("shadowed") for line in lines] == [None, None, None, True, None]
     assert str(lines[2]["source"]).endswith(".yaml:3:15")
 
-    found = re.search(r"```json\n(.*?)```", DECISION_LOG, re.DOTALL)
-    assert found
-    example = read_line(found[1], moment_us)
+    shown = re.search(r"```json\n(.*?)```", DECISION_LOG, re.DOTALL)
+    assert shown
+    example = read_line(shown[1], moment_us)
     assert example.request.descriptors[0].entries == (("user", "alice"),)
     assert set(example.fields) <= documented

@@ -25,11 +25,11 @@ from tests.rule_lab.replay.playing import (
     DAY,
     START_US,
     Recorded,
-    asked,
     block_of,
     csv_of,
     flat,
     limited,
+    request_of,
     run,
 )
 
@@ -60,9 +60,9 @@ def test_csv(tmp_path: Path) -> None:
         tmp_path,
     )
     assert records == [
-        Recorded(START_US, asked("api", None, ("user", "alice"))),
-        Recorded(START_US + 500_000, asked("api", 3, ("user", 'a,"b'), ("path", "/login"))),
-        Recorded(START_US - 1_000_000, asked("other", 0, ("path", "/x"))),
+        Recorded(START_US, request_of("api", None, ("user", "alice"))),
+        Recorded(START_US + 500_000, request_of("api", 3, ("user", 'a,"b'), ("path", "/login"))),
+        Recorded(START_US - 1_000_000, request_of("other", 0, ("path", "/x"))),
     ]
 
 
@@ -82,11 +82,11 @@ def test_rows_that_cannot_be_read_are_told_with_their_lines(tmp_path: Path) -> N
     assert len(records) == 1
     assert lines.unread == 5
     name = tmp_path / "log"
-    assert lines.told[0].startswith(f"{name}:2: time must be as in 2026-01-31T14:03:07Z")
-    assert lines.told[1] == f"{name}:3: hits must be a number up to 4294967295, not '-1'"
-    assert lines.told[2] == f"{name}:4: domain is empty"
-    assert lines.told[3] == f"{name}:5: there is no entry: all cells of keys are empty"
-    assert lines.told[4] == f"{name}:7: 2 cells, but the header has 4"
+    assert lines.problems[0].startswith(f"{name}:2: time must be as in 2026-01-31T14:03:07Z")
+    assert lines.problems[1] == f"{name}:3: hits must be a number up to 4294967295, not '-1'"
+    assert lines.problems[2] == f"{name}:4: domain is empty"
+    assert lines.problems[3] == f"{name}:5: there is no entry: all cells of keys are empty"
+    assert lines.problems[4] == f"{name}:7: 2 cells, but the header has 4"
 
 
 def test_rows_that_no_reader_takes_are_told_in_our_words(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_rows_that_no_reader_takes_are_told_in_our_words(tmp_path: Path) -> None
         tmp_path,
     )
 
-    assert [told.partition("log:")[2] for told in lines.told] == [
+    assert [problem.partition("log:")[2] for problem in lines.problems] == [
         "2: time must be as in 2026-01-31T14:03:07Z: 'yesterday' is no time",
         "3: the line is no row of a CSV: a cell has more than 131,072 characters, or a line end "
         "and no quotes",
@@ -109,7 +109,7 @@ def test_endless_line_costs_itself_only(tmp_path: Path) -> None:
     records, lines = read(b"time,domain,user\n" + row + b"x" * 3_000_000 + b"\n" + row, tmp_path)
 
     assert len(records) == 2
-    assert lines.told == [f"{tmp_path / 'log'}:3: the line is longer than 1048576 bytes"]
+    assert lines.problems == [f"{tmp_path / 'log'}:3: the line is longer than 1048576 bytes"]
 
 
 def test_values_that_are_no_text_are_read_all_the_same(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_logs_that_cannot_be_read_at_all(tmp_path: Path, text: str, why: str) ->
 @given(st.lists(st.integers(0, 2**52 // 1000), max_size=300))
 def test_logs_are_put_in_order(times: list[int]) -> None:
     """Records come by time, those of one time in their order, also of several logs."""
-    records = [Recorded(at % 97, Request(str(place), ())) for place, at in enumerate(times)]
+    records = [Recorded(at % 97, Request(str(index), ())) for index, at in enumerate(times)]
 
     assert flat(in_order(blocks_of(records))) == sorted(records, key=lambda each: each.at_us)
     halves = [blocks_of(records[:100]), blocks_of(records[100:])]
@@ -181,12 +181,12 @@ def test_large_requests_wait_in_bounded_memory() -> None:
 def test_logs_that_are_read_in_parts_are_merged(logs: list[list[int]], size: int) -> None:
     """Several logs come as one by time, of one time in the order of the logs, however read."""
     read = [
-        [Recorded(at, Request(f"{log} {place}", ())) for place, at in enumerate(sorted(times))]
+        [Recorded(at, Request(f"{log} {index}", ())) for index, at in enumerate(sorted(times))]
         for log, times in enumerate(logs)
     ]
 
-    found = flat(merged([blocks_of(records, size) for records in read], window=1))
-    assert found == sorted(chain.from_iterable(read), key=lambda each: each.at_us)
+    records = flat(merged([blocks_of(records, size) for records in read], window=1))
+    assert records == sorted(chain.from_iterable(read), key=lambda each: each.at_us)
 
 
 @given(st.integers(0, 4_102_444_800_000_000))
@@ -215,12 +215,12 @@ def test_compressed_and_piped(
     assert ran.report["logs"] == [str(tmp_path / "a.csv.gz"), "standard input"]
 
 
-@pytest.mark.parametrize("kept", [40, 400])
-def test_damaged_compressed_log_is_one_clear_error(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("whole", [40, 400])
+def test_damaged_compressed_log_is_one_clear_error(tmp_path: Path, whole: int) -> None:
     """A compressed log that ends too early, or holds other bytes, is told in a sentence."""
-    rows = csv_of([(place, f"user {place * place}") for place in range(500)])
+    rows = csv_of([(index, f"user {index * index}") for index in range(500)])
     sound = gzip.compress(rows.encode())
-    for damaged in (sound[:kept], sound[:kept] + b"\xff" * 50 + sound[kept + 50 :]):
+    for damaged in (sound[:whole], sound[:whole] + b"\xff" * 50 + sound[whole + 50 :]):
         with pytest.raises(LogError, match="log cannot be read: "):
             read(damaged, tmp_path)
 
@@ -359,7 +359,7 @@ def test_access_logs_with_lines_that_are_none(tmp_path: Path) -> None:
     )
 
     assert len(records) == 1
-    assert [told.partition(": ")[2] for told in lines.told] == [
+    assert [problem.partition(": ")[2] for problem in lines.problems] == [
         "the line is no JSON object",
         "the field start_time must be a time: 'yesterday' is none",
         "$cost must be a number of hits, not 'many'",
@@ -403,7 +403,7 @@ def test_first_line_that_is_nested_too_deep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "why"),
     [
         ("time", "yesterday", "a field is not as it should be: 'yesterday' is no time"),
         ("time", 3, "a field is of another kind than decision logs have"),
@@ -414,7 +414,7 @@ def test_first_line_that_is_nested_too_deep(tmp_path: Path) -> None:
     ],
 )
 def test_decisions_with_fields_that_are_none(
-    tmp_path: Path, field: str, value: object, said: str
+    tmp_path: Path, field: str, value: object, why: str
 ) -> None:
     """A line of a decision log whose fields are others is told with what is wrong with them."""
     line = {"v": 1, "time": "2026-01-01T00:00:00Z", "by": "count", "domain": "a"}
@@ -423,4 +423,4 @@ def test_decisions_with_fields_that_are_none(
     records, lines = read(f"{sound}\n{json.dumps({**line, field: value})}\n", tmp_path)
 
     assert len(records) == 1
-    assert [told.partition("log:2: ")[2] for told in lines.told] == [said]
+    assert [problem.partition("log:2: ")[2] for problem in lines.problems] == [why]

@@ -54,10 +54,10 @@ def report(tmp_path: Path) -> Report:
     new = limited(tmp_path, "unit: minute, requests_per_unit: 3", "new.yaml")
     old = limited(tmp_path, "unit: minute, requests_per_unit: 5", "old.yaml")
     records = [
-        record(START_US + 1_000_000 * (10 * place + user), f"u{user}" if user else EVIL)
-        for place in range(12)
+        record(START_US + 1_000_000 * (10 * index + user), f"u{user}" if user else EVIL)
+        for index in range(12)
         for user in range(12)
-        if user < 6 or place < 2
+        if user < 6 or index < 2
     ]
     return played(sorted(records, key=lambda each: each.at_us), new, old)
 
@@ -114,31 +114,31 @@ def test_table_of_rules_has_words_for_heads(report: Report) -> None:
 
 def test_findings_have_words_in_the_table_of_rules(tmp_path: Path) -> None:
     """The table of rules says in words what was found of each, not by the kinds that JSON has."""
-    records = [record(START_US + place, "mad") for place in range(30)]
-    records += [record(START_US + place, f"u{user}") for user in range(9) for place in range(4)]
-    found = played(records, limited(tmp_path, "unit: day, requests_per_unit: 3"))
+    records = [record(START_US + index, "mad") for index in range(30)]
+    records += [record(START_US + index, f"u{user}") for user in range(9) for index in range(4)]
+    shown = played(records, limited(tmp_path, "unit: day, requests_per_unit: 3"))
     (row,) = re.findall(
-        "<tbody>\n(.*?)\n?</tbody>", page_of(found).partition("</nav>")[0], re.DOTALL
+        "<tbody>\n(.*?)\n?</tbody>", page_of(shown).partition("</nav>")[0], re.DOTALL
     )
 
-    assert {"few"} < {each.kind for each in found.rules[0].findings}
+    assert {"few"} < {each.kind for each in shown.rules[0].findings}
     assert "few callers make most denials" in row
 
 
 def test_page_says_what_the_text_says(report: Report) -> None:
     """The page has the report's numbers, findings, changes and names."""
-    said = " ".join("".join(Page(page_of(report)).words).split())
+    lines = " ".join("".join(Page(page_of(report)).words).split())
 
     (rule,) = report.rules
-    assert f"{report.denied:,} ({100 * report.denied / report.requests:.1f} %)" in said
+    assert f"{report.denied:,} ({100 * report.denied / report.requests:.1f} %)" in lines
     assert rule.findings
     for finding in rule.findings:
-        assert finding.text in said
+        assert finding.text in lines
     assert report.newly_denied is not None
-    assert f"{report.newly_denied.requests} requests of" in said
+    assert f"{report.newly_denied.requests} requests of" in lines
     for each in rule.top_denied:
         if EVIL not in each.name:
-            assert each.name in said
+            assert each.name in lines
 
 
 def test_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

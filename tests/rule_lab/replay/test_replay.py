@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Code, Descriptor, Entry, Request
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.play import Replay
 from ratelimit_service.rule_lab.replay.recorded import RecordedRequest
 from ratelimit_service.rule_lab.replay.report import RuleReport
-from ratelimit_service.rule_lab.replay.sources import rules_of
 from ratelimit_service.rule_lab.replay.text import lines_of
-from ratelimit_service.rule_lab.simulation.world import World
+from ratelimit_service.rule_lab.replay.trace import Trace
+from ratelimit_service.rule_lab.simulation.simulator import Simulator
+from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.settings import Settings
 from tests.examples import up_to
 from tests.rule_lab.replay import playing
@@ -63,40 +64,42 @@ descriptors = st.builds(
     st.sampled_from([None, None, None, 0, 1, 2]),
     st.sampled_from([False] * 6 + [True]),
 )
-asked = st.lists(
+requests = st.lists(
     st.tuples(st.integers(0, 30 * SECOND_US), st.lists(descriptors, min_size=1, max_size=3)),
     max_size=40,
 )
 
 
-@given(asked)
+@given(requests)
 @settings(max_examples=up_to(60))
 def test_replay_answers_as_the_limiter_does(steps: list[tuple[int, list[Descriptor]]]) -> None:
     """Each request gets the code that the limiter gives it, and is counted once as what it was."""
     with TemporaryDirectory() as directory:
-        snapshot = rules_of(rules_file(Path(directory), RULES))
-    world, trace = World(snapshot, Settings()), Trace(snapshot, Settings())
+        snapshot = snapshot_of(rules_file(Path(directory), RULES))
+    simulator, trace = Simulator(snapshot, Settings()), Trace(snapshot, Settings())
     now, denied = START_US, 0
-    for wait_us, each in steps:
+    for wait_us, descriptors in steps:
         now += wait_us
-        request = Request("api", tuple(each))
-        expected = world.decide(request, now).decision.code is Code.OK
-        assert trace.ask(RecordedRequest(request), now) is expected
+        request = Request("api", tuple(descriptors))
+        expected = simulator.decide(request, now).decision.code is Code.OK
+        assert trace.decide(RecordedRequest(request), now) is expected
         denied += not expected
 
     assert trace.denied == denied
-    for found in trace.uses.values():
-        met = sum(
-            not descriptor.is_negative_hits and found.declared is rule
-            for _, each in steps
+    for use in trace.uses.values():
+        times = sum(
+            not descriptor.is_negative_hits and use.declared is rule
+            for _, descriptors in steps
             for descriptor, rule in zip(
-                each, world.decide(Request("api", tuple(each)), now).rules, strict=True
+                descriptors,
+                simulator.decide(Request("api", tuple(descriptors)), now).rules,
+                strict=True,
             )
         )
-        unlimited = not found.rule.limits
-        refunds = 0 if not unlimited else found.asked - met
-        assert found.asked - refunds == met
-        assert found.denied + found.admitted_over + found.held_back <= found.asked
+        unlimited = not use.rule.limits
+        refunds = 0 if not unlimited else use.requests - times
+        assert use.requests - refunds == times
+        assert use.denied + use.admitted_over + use.held_back <= use.requests
 
 
 LIMITS = [
@@ -152,9 +155,9 @@ def test_limits_without_a_suggestion(tmp_path: Path, limit: str) -> None:
 
     report = played(records, limited(tmp_path, limit))
 
-    (found,) = report.rules
-    assert found.denied
-    assert not found.limits[0].suggestions
+    (rule,) = report.rules
+    assert rule.denied
+    assert not rule.limits[0].suggestions
 
 
 def test_who_changes_side_is_told(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_who_changes_side_is_told(tmp_path: Path) -> None:
         "new.yaml",
     )
     old = limited(tmp_path, "unit: day, requests_per_unit: 3", "old.yaml")
-    records = [record(START_US + place, user) for place in range(5) for user in ("a", "b", "vip")]
+    records = [record(START_US + index, user) for index in range(5) for user in ("a", "b", "vip")]
 
     report = played(records, new, old)
 
@@ -205,11 +208,11 @@ descriptors:
 """,
     )
     address = Request("api", (Descriptor((Entry("address", "10.1.2.3"),)),))
-    asked = [record(START_US, "a")] + [
+    records = [record(START_US, "a")] + [
         Recorded(START_US + at * SECOND_US, address, None) for at in (0, 59, 60)
     ]
 
-    report = played(asked, rules)
+    report = played(records, rules)
 
     assert report.unmet == ()
     named = [[each.name for each in rule.top_denied] for rule in report.rules[:3]]
@@ -260,12 +263,12 @@ def test_rules_that_only_the_old_have_are_told_as_if_asked_alone(tmp_path: Path)
 
     Of a rule that both have only the new ones' use is told, and how often the old ones denied.
     """
-    kept = "- {key: user, rate_limit: {unit: day, requests_per_unit: 2}}\n"
+    stays = "- {key: user, rate_limit: {unit: day, requests_per_unit: 2}}\n"
     gone = "- {key: address, rate_limit: {unit: day, requests_per_unit: 2}}\n"
-    old = rules_file(tmp_path, f"domain: api\ndescriptors:\n{kept}{gone}", "old.yaml")
-    new = rules_file(tmp_path, f"domain: api\ndescriptors:\n{kept.replace('2', '3')}", "new.yaml")
+    old = rules_file(tmp_path, f"domain: api\ndescriptors:\n{stays}{gone}", "old.yaml")
+    new = rules_file(tmp_path, f"domain: api\ndescriptors:\n{stays.replace('2', '3')}", "new.yaml")
     records = [
-        Recorded(START_US + second * SECOND_US, playing.asked("api", None, (key, name)))
+        Recorded(START_US + second * SECOND_US, playing.request_of("api", None, (key, name)))
         for second in range(4)
         for key in ("user", "address")
         for name in "ab"
@@ -291,13 +294,13 @@ def findings(tmp_path: Path, limit: str, records: list[Recorded]) -> list[tuple[
 def test_limit_that_many_nearly_keep_is_too_strict(tmp_path: Path) -> None:
     """A limit that denies many callers, most of whom ask little more, is said to be too strict."""
     records = [
-        record(START_US + place, f"u{user}")
+        record(START_US + index, f"u{user}")
         for user in range(20)
-        for place in range(11 if user < 8 else 5)
+        for index in range(11 if user < 8 else 5)
     ]
-    found = findings(tmp_path, "unit: day, requests_per_unit: 10", records)
+    named = findings(tmp_path, "unit: day, requests_per_unit: 10", records)
 
-    assert found == [
+    assert named == [
         (
             "too_strict",
             "denies 40 % of callers, 100 % of these within 1.2 x of the limit: too strict "
@@ -308,55 +311,55 @@ def test_limit_that_many_nearly_keep_is_too_strict(tmp_path: Path) -> None:
 
 def test_limit_that_is_never_reached_is_decorative(tmp_path: Path) -> None:
     """A limit of which hardly anything is ever used is said to be decorative."""
-    records = [record(START_US + place, f"u{place % 5}") for place in range(20)]
-    found = findings(tmp_path, "unit: day, requests_per_unit: 100", records)
+    records = [record(START_US + index, f"u{index % 5}") for index in range(20)]
+    named = findings(tmp_path, "unit: day, requests_per_unit: 100", records)
 
-    assert found == [("decorative", "never above 4 %: decorative")]
+    assert named == [("decorative", "never above 4 %: decorative")]
 
 
 def test_few_callers_that_make_most_denials_are_named(tmp_path: Path) -> None:
     """If few of the denied callers make half of the denials, they are named."""
-    records = [record(START_US + place, "mad") for place in range(30)]
-    records += [record(START_US + place, f"u{user}") for user in range(9) for place in range(4)]
-    found = findings(tmp_path, "unit: day, requests_per_unit: 3", records)
+    records = [record(START_US + index, "mad") for index in range(30)]
+    records += [record(START_US + index, f"u{user}") for user in range(9) for index in range(4)]
+    named = findings(tmp_path, "unit: day, requests_per_unit: 3", records)
 
-    assert ("few", "one caller makes 75 % of denials: user=mad") in found
+    assert ("few", "one caller makes 75 % of denials: user=mad") in named
 
 
 def test_nearly_reached(tmp_path: Path) -> None:
     """A limit that denies nobody yet, but is nearly used up, is told."""
-    records = [record(START_US + place, "a") for place in range(19)]
-    found = findings(tmp_path, "unit: day, requests_per_unit: 20", records)
+    records = [record(START_US + index, "a") for index in range(19)]
+    named = findings(tmp_path, "unit: day, requests_per_unit: 20", records)
 
-    assert found == [("tight", "denies nobody, but 95 % was used: it is nearly reached")]
+    assert named == [("tight", "denies nobody, but 95 % was used: it is nearly reached")]
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """However many callers there are, only so many names, plans and counters are held."""
     trace = Trace(
-        rules_of(limited(tmp_path, "unit: day, requests_per_unit: 1")),
+        snapshot_of(limited(tmp_path, "unit: day, requests_per_unit: 1")),
         Settings(),
         max_counters=50,
         most_prepared=50,
         sample=50,
         names=50,
     )
-    for number in range(1_000):
-        for _ in range(2):
-            trace.ask(RecordedRequest(record(0, f"u{number}").request), START_US + number)
+    recorded = [RecordedRequest(record(0, f"u{number // 2}").request) for number in range(2_000)]
+    for number, request in enumerate(recorded):
+        trace.decide(request, START_US + number // 2)
 
-    (found,) = trace.uses.values()
+    (use,) = trace.uses.values()
     assert trace.denied == 1_000
-    assert len(found.callers) == 50
-    assert 300 < found.callers.distinct() < 3_000
-    assert 50 <= len(found.deniers.top(5_000)) <= 2 * 50  # between two purges
-    assert len(trace._prepared) <= 50  # memory, which nothing else shows
+    assert len(use.callers) == 50
+    assert 300 < use.callers.distinct() < 3_000
+    assert 50 <= len(use.deniers.top(5_000)) <= 2 * 50  # between two purges
+    assert sum(request.plan is not None for request in recorded) <= 50
     assert trace.lost > 600
 
 
 def test_requests_far_too_late_are_asked_at_the_time_reached(tmp_path: Path) -> None:
     """A request from before the time that a replay has come to is asked then, and is told."""
-    trace = Trace(rules_of(limited(tmp_path, "unit: second, requests_per_unit: 1")), Settings())
+    trace = Trace(snapshot_of(limited(tmp_path, "unit: second, requests_per_unit: 1")), Settings())
     replay = Replay(trace)
 
     replay.play(block_of([record(START_US + SECOND_US, "a"), record(START_US, "a")]))
@@ -372,7 +375,7 @@ def record(at_us: int, user: str, hits: int | None = None) -> Recorded:
 @pytest.mark.parametrize("descriptors", [1, 2])
 def test_large_values_take_bounded_memory(tmp_path: Path, descriptors: int) -> None:
     """However large requests are, what is remembered of them is not."""
-    trace = Trace(rules_of(limited(tmp_path, "unit: day, requests_per_unit: 5")), Settings())
+    trace = Trace(snapshot_of(limited(tmp_path, "unit: day, requests_per_unit: 5")), Settings())
     replay = Replay(trace)
     tracemalloc.start()
     for number in range(60):

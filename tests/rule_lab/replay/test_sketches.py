@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.containers.sketches import TopNames
-from ratelimit_service.rule_lab.replay.sketches import CallerSample, place_of
+from ratelimit_service.rule_lab.replay.sketches import CallerSample, hash_of
 from ratelimit_service.rule_lab.replay.timeline import MOST_SPANS, Timeline
 
 names = st.lists(st.sampled_from("abcdefghijkl"), max_size=200)
@@ -24,14 +24,14 @@ def test_top_names_are_off_by_no_more_than_they_say(added: list[str], most: int)
     for name in added:
         top.add(name)
 
-    found = {each.name: each for each in top.top(most)}
+    by_name = {each.name: each for each in top.top(most)}
 
     assert top.total == len(added)
-    assert len(found) == min(most, len(counted))
-    for name, each in found.items():
+    assert len(by_name) == min(most, len(counted))
+    for name, each in by_name.items():
         assert each.times - each.error <= counted[name] <= each.times
         assert each.error * most <= len(added)
-    assert {name for name, times in counted.items() if times * most > len(added)} <= set(found)
+    assert {name for name, times in counted.items() if times * most > len(added)} <= set(by_name)
 
 
 @given(names)
@@ -52,16 +52,16 @@ def test_who_is_in_a_sample_was_in_it_from_the_first_time(callers: list[int], mo
     """A sample holds so many callers at most, and of those that it holds it has missed nothing."""
     sample, counted = CallerSample[list[int]](most), Counter(callers)
     for caller in callers:
-        place = place_of(str(caller).encode())
-        if sample.wants(place):
-            if (times := sample.get(place)) is None:
-                sample.put(place, times := [caller, 0])
+        key_hash = hash_of(str(caller).encode())
+        if sample.wants(key_hash):
+            if (times := sample.get(key_hash)) is None:
+                sample.put(key_hash, times := [caller, 0])
             times[1] += 1
 
-    kept = {caller: times for caller, times in sample}  # noqa: C416 -- of lists
-    assert len(kept) == min(most, len(counted))
+    members = {caller: times for caller, times in sample}  # noqa: C416 -- of lists
+    assert len(members) == min(most, len(counted))
     assert sample.exact == (len(counted) <= most)
-    assert all(counted[caller] == times for caller, times in kept.items())
+    assert all(counted[caller] == times for caller, times in members.items())
     assert sample.distinct() == len(counted) or not sample.exact
 
 
@@ -69,9 +69,9 @@ def test_sample_tells_how_many_there_were() -> None:
     """Beyond its size a sample of k tells the number of callers to within some 4 / sqrt(k)."""
     sample = CallerSample[None](1_000)
     for caller in range(20_000):
-        place = place_of(caller.to_bytes(4, "big"))
-        if sample.wants(place):
-            sample.put(place, None)
+        key_hash = hash_of(caller.to_bytes(4, "big"))
+        if sample.wants(key_hash):
+            sample.put(key_hash, None)
 
     assert len(sample) == 1_000
     assert abs(sample.distinct() - 20_000) < 20_000 * 4 / 1_000**0.5
@@ -88,12 +88,12 @@ def test_timeline_loses_nothing(added: list[tuple[int, bool]], most: int) -> Non
     spans = timeline.spans(most)
 
     assert len(spans) <= most
-    assert sum(span.asked for span in spans) == len(added)
+    assert sum(span.requests for span in spans) == len(added)
     assert sum(span.denied for span in spans) == sum(denied for _, denied in added)
     for span in spans:
         ends_us = span.start_us + timeline.width_us
         within = [each for each in added if span.start_us <= each[0] < ends_us]
-        assert span.asked == len(within)
+        assert span.requests == len(within)
     seconds = Counter(at_us // 1_000_000 for at_us, _ in added)
     assert busiest == max(seconds.values(), default=0)
     assert not added or seconds[busiest_us // 1_000_000] == busiest

@@ -17,7 +17,7 @@ from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import BROKEN, NEVER, Done, Look, Settled, Wanted, always, judge
-from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores.corrupt_state import CorruptState
 
 __all__ = ["SqliteStore"]
 
@@ -37,11 +37,11 @@ class SqliteStore:
         self._stats = stats
         self._health = health
         self._clock = clock
-        self._damage = Damage(stats)
+        self._corrupt_state = CorruptState(stats)
         self._bugs = Bugs()
         self._file: sqlite3.Connection | None = None
 
-    def wait_us(self, rank: int) -> int:
+    def wait_us(self, priority: int) -> int:
         """Nothing waits here."""
         return 0
 
@@ -60,7 +60,7 @@ class SqliteStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
         """Settles the requests one after the other, each atomically by itself."""
         done([self._settled(hits) for hits in requests])
@@ -77,7 +77,7 @@ class SqliteStore:
         self._health.recover("store")
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
-            self._damage.note(len(damaged), damaged[0])
+            self._corrupt_state.note(len(damaged), damaged[0])
         return judge(hits, [_outcome(step) for step in steps])
 
     def _steps(self, hits: Sequence[Hit]) -> list[Step]:

@@ -22,24 +22,24 @@ from ratelimit_service.rules.files import NoRulesError, read_rule_files
 from ratelimit_service.rules.tree import Domain
 from ratelimit_service.text.display import printable
 
-__all__ = ["ComparedRules", "SideError", "read_sides"]
+__all__ = ["RuleSet", "RuleSetError", "read_rule_sets"]
 
 _DEFAULT_PATH = "rules"
 
 
-class SideError(RateLimitError):
+class RuleSetError(RateLimitError):
     """Rules that have problems; each line of the text is one."""
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRules:
+class RuleSet:
     """The rules of one side, by domain, and what it is called."""
 
     name: str
     domains: Mapping[str, Domain]
 
 
-def read_sides(old: str, new: str) -> tuple[ComparedRules, ComparedRules]:
+def read_rule_sets(old: str, new: str) -> tuple[RuleSet, RuleSet]:
     """Both sides. Raises SideError if rules have problems, RulesError if there are none.
 
     A revision from before there were rules, named without a path, has none, and all are new.
@@ -47,9 +47,9 @@ def read_sides(old: str, new: str) -> tuple[ComparedRules, ComparedRules]:
     return _read(old, new, old=True), _read(new, old)
 
 
-def _read(side: str, other: str, *, old: bool = False) -> ComparedRules:
+def _read(side: str, other: str, *, old: bool = False) -> RuleSet:
     if side and Path(side).exists():
-        return ComparedRules(side, _domains(side, _files(Path(side))))
+        return RuleSet(side, _domains(side, _files(Path(side))))
     revision, colon, path = side.partition(":")
     if not _is_revision(revision):
         raise RulesError(
@@ -59,8 +59,8 @@ def _read(side: str, other: str, *, old: bool = False) -> ComparedRules:
         path = _path_of(other)
     name = f"{revision}:{path}"
     if old and not colon and not _git("-C", str(_top()), "ls-tree", revision, "--", path):
-        return ComparedRules(name, {})
-    return ComparedRules(name, _domains(name, _of_revision(revision, path)))
+        return RuleSet(name, {})
+    return RuleSet(name, _domains(name, _of_revision(revision, path)))
 
 
 def _path_of(side: str) -> str:
@@ -75,10 +75,10 @@ def _path_of(side: str) -> str:
 
 
 def _files(path: Path) -> dict[str, bytes]:
-    found = read_rule_files(path)
-    for name, why in found.unread.items():
+    read = read_rule_files(path)
+    for name, why in read.unread.items():
         raise RulesError(f"{printable(name)} cannot be read: {why}")
-    return found.files
+    return read.files
 
 
 def _domains(name: str, files: Mapping[str, bytes]) -> Mapping[str, Domain]:
@@ -91,7 +91,7 @@ def _domains(name: str, files: Mapping[str, bytes]) -> Mapping[str, Domain]:
     ]
     if problems:
         lines = "\n".join(map(str, sorted(problems)))
-        raise SideError(f"{lines}\n{printable(name)} cannot be compared: mend these first")
+        raise RuleSetError(f"{lines}\n{printable(name)} cannot be compared: mend these first")
     return built.domains
 
 

@@ -1,7 +1,7 @@
-"""Which rules are usual: the short ways do all that they ask for.
+"""Which rules are usual: the fast paths do all that they ask for.
 
-The short ways know what is listed here. A rule in which anything else is set is unusual, and
-takes the long way; so whoever adds a field to rules or limits need not know of short ways.
+The fast paths know what is listed here. A rule in which anything else is set is unusual, and
+takes the slow path; so whoever adds a field to rules or limits need not know of fast paths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from ratelimit_service.model import Limit
 from ratelimit_service.rules.tree import Rule
 
-__all__ = ["has_template", "is_usual", "stands_alone"]
+__all__ = ["has_template", "stands_alone", "takes_fast_path"]
 
 _PLANNED_ALONE: Final = frozenset(
     (
@@ -34,7 +34,7 @@ _PLANNED_ALONE: Final = frozenset(
 """Fields of a rule that mean the same whatever stands beside its descriptor in a request."""
 
 _ANSWERED: Final = _PLANNED_ALONE | {"replaces", "quota_mode"}
-"""Fields of a rule that the short ways of answering and tallying do."""
+"""Fields of a rule that the fast paths of answering and tallying do."""
 
 _LIMIT_ANSWERED: Final = frozenset(
     (
@@ -64,8 +64,8 @@ _LIMIT_TEMPLATED: Final = _LIMIT_ANSWERED - {"grouping", "pool"} | {"soft_ppm"}
 """Fields of a limit with which each value of an entry has a counter of its own."""
 
 
-def is_usual(rule: Rule | None, limits: Sequence[Limit]) -> bool:
-    """Whether the short ways of answering and tallying do all that a rule asks for.
+def takes_fast_path(rule: Rule | None, limits: Sequence[Limit]) -> bool:
+    """Whether the fast paths of answering and tallying do all that a rule asks for.
 
     It has one limit. `rule` is None for a limit that a caller brings.
     """
@@ -97,7 +97,7 @@ def _sets_only(limit: Limit, known: frozenset[str]) -> bool:
 
 def _rule_sets_only(rule: Rule, known: frozenset[str]) -> bool:
     return all(
-        each.name in known
-        or (each.default is not MISSING and getattr(rule, each.name) == each.default)
-        for each in fields(rule)
+        declared.name in known
+        or (declared.default is not MISSING and getattr(rule, declared.name) == declared.default)
+        for declared in fields(rule)
     )

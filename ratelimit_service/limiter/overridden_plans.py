@@ -1,7 +1,7 @@
 """What overrides make of the plans of a request. Pure: no clock, no store.
 
 A plan that overrides have touched has a compiled rule of its own, which is never usual, so it
-takes the long ways. Grants have counters of their own beside the limits'; who charges them before
+takes the slow paths. Grants have counters of their own beside the limits'; who charges them before
 the limits is `service.granting`. What must not live here: which overrides a descriptor meets.
 """
 
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of, spec_of
-from ratelimit_service.limiter.additions.registry import OF_BANS
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of
+from ratelimit_service.limiter.additions.registry import BAN_ADDITIONS
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind, Plan
+from ratelimit_service.limiter.compiler import shared_spec
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.overrides import Ruling, ruling_of
-from ratelimit_service.limiter.plan import unasked
+from ratelimit_service.limiter.plan import settle_without_hits
 from ratelimit_service.model import (
     NEVER_US,
     SECOND_US,
@@ -34,12 +35,12 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import grant_key
 
-__all__ = ["SteeredPlans", "grant_end", "steer"]
+__all__ = ["OverriddenPlans", "apply_overrides", "grant_end"]
 
 _BANNED: Final = Settled([], Verdict.DENIED)
 
 
-class SteeredPlans(NamedTuple):
+class OverriddenPlans(NamedTuple):
     """The plans of a request whose descriptors meet overrides.
 
     `hits` are those of all plans, and `grants` has for each of them the hits on grants that are
@@ -57,7 +58,7 @@ class SteeredPlans(NamedTuple):
     bans_end_us: int | None
 
 
-class _Steered(NamedTuple):
+class _OverriddenPlan(NamedTuple):
     """One plan, with the grants of each of its hits."""
 
     plan: Plan
@@ -65,44 +66,44 @@ class _Steered(NamedTuple):
     until_us: int
 
 
-def steer(
+def apply_overrides(
     plans: Sequence[Plan], meetings: Sequence[Sequence[Override]], now_us: int, settings: Settings
-) -> SteeredPlans:
+) -> OverriddenPlans:
     """Applies to each plan the overrides that its descriptor meets now, in their order."""
-    alike: dict[tuple[int, ...], _Steered] = {}
-    steered: list[_Steered] = []
+    known_changes: dict[tuple[int, ...], _OverriddenPlan] = {}
+    overridden: list[_OverriddenPlan] = []
     for planned, meeting in zip(plans, meetings, strict=True):
         if not meeting:
-            steered.append(_untouched(planned))
+            overridden.append(_untouched(planned))
             continue
-        name = (id(planned.rule), *map(id, meeting))
-        known = None if planned.refund else alike.get(name)
+        key = (id(planned.rule), *map(id, meeting))
+        known = None if planned.refund else known_changes.get(key)
         one = (
-            _steered(planned, meeting, now_us, settings)
+            _overridden(planned, meeting, now_us, settings)
             if known is None
             else _as_before(planned, known)
         )
         whole = len(one.plan.hits) == len(planned.hits) > 0 and not any(one.grants)
         if known is None and whole and not planned.refund:
-            alike[name] = one  # in a request of hundreds of descriptors many are alike
-        steered.append(one)
+            known_changes[key] = one  # in a request of hundreds of descriptors many are alike
+        overridden.append(one)
     banned = not settings.shadow_mode and any(
-        each.plan.rule.kind is Kind.BANNED for each in steered
+        one.plan.rule.kind is Kind.BANNED for one in overridden
     )
     if banned:
-        steered = [_beside_ban(each) for each in steered]
-    elif any(_passes_quota(each) for each in steered):
-        steered = [_without_quota(each) for each in steered]
-    found = [each.plan for each in steered]
-    hits = [hit for planned in found for hit in planned.hits]
-    return SteeredPlans(
-        found,
+        overridden = [_beside_ban(one) for one in overridden]
+    elif any(_passes_quota(one) for one in overridden):
+        overridden = [_without_quota(one) for one in overridden]
+    applied = [one.plan for one in overridden]
+    hits = [hit for planned in applied for hit in planned.hits]
+    return OverriddenPlans(
+        applied,
         hits,
-        [grants for each in steered for grants in each.grants],
+        [grants for one in overridden for grants in one.grants],
         banned,
-        min([each.until_us for each in steered], default=NEVER_US),
-        _BANNED if banned else unasked(found),
-        _bans_end(found) if banned else None,
+        min([one.until_us for one in overridden], default=NEVER_US),
+        _BANNED if banned else settle_without_hits(applied),
+        _bans_end(applied) if banned else None,
     )
 
 
@@ -118,56 +119,58 @@ def _bans_end(plans: Sequence[Plan]) -> int | None:
     return max(known) if len(known) == len(ends) else None
 
 
-def _untouched(planned: Plan) -> _Steered:
-    return _Steered(planned, [()] * len(planned.hits), NEVER_US)
+def _untouched(planned: Plan) -> _OverriddenPlan:
+    return _OverriddenPlan(planned, [()] * len(planned.hits), NEVER_US)
 
 
-def _as_before(planned: Plan, known: _Steered) -> _Steered:
+def _as_before(planned: Plan, known: _OverriddenPlan) -> _OverriddenPlan:
     """What the same overrides make of another descriptor of the same rule: other numbers."""
     rule = known.plan.rule
     hits = [
         hit._replace(spec=changed.spec)
         for hit, changed in zip(planned.hits, known.plan.hits, strict=True)
     ]
-    plan = Plan(rule, planned.addend, tuple(hits), planned.met)
-    return _Steered(plan, [()] * len(hits), known.until_us)
+    plan = Plan(rule, planned.addend, tuple(hits), planned.node)
+    return _OverriddenPlan(plan, [()] * len(hits), known.until_us)
 
 
-def _steered(
+def _overridden(
     planned: Plan, meeting: Sequence[Override], now_us: int, settings: Settings
-) -> _Steered:
+) -> _OverriddenPlan:
     rule = planned.rule
-    until_us = min([each.until_us for each in meeting if each.until_us is not None] or [NEVER_US])
+    until_us = min(
+        [override.until_us for override in meeting if override.until_us is not None] or [NEVER_US]
+    )
     whole = ruling_of(meeting)
-    rulings = [ruling_of(meeting, each.limit.name) for each in rule.limits] or [whole]
+    rulings = [ruling_of(meeting, limit.limit.name) for limit in rule.limits] or [whole]
     ban = next((ruling for ruling in rulings if ruling.ban is not None), None)
     if ban is not None and not planned.refund:
         banned = _rule(rule, Kind.BANNED, (), ban.applied)
-        return _Steered(Plan(banned, planned.addend, (), planned.met), (), until_us)
+        return _OverriddenPlan(Plan(banned, planned.addend, (), planned.node), (), until_us)
     limits: list[CompiledLimit] = []
     hits: list[Hit] = []
     grants: list[Sequence[Hit]] = []
     applied: list[Override] = []
-    for compiled, hit, found in zip(rule.limits, planned.hits, rulings, strict=False):
-        ruling = _in_force(found, compiled.limit, now_us)
-        applied += [each for each in ruling.applied if each not in applied]
+    for compiled, hit, unfiltered in zip(rule.limits, planned.hits, rulings, strict=False):
+        ruling = _in_force(unfiltered, compiled.limit, now_us)
+        applied += [override for override in ruling.applied if override not in applied]
         if ruling.exempt is not None:
             if planned.refund:  # what was never counted is not given back, but leases are
                 limits.append(compiled)
                 hits.append(hit if hit.spec.algorithm.leases else hit._replace(addend=0))
                 grants.append(())
             continue
-        given = [(each, grant_end(compiled.limit, each)) for each in ruling.grants]
+        given = [(override, grant_end(compiled.limit, override)) for override in ruling.grants]
         until_us = min([until_us, *[end_us for _, end_us in given]])
         leased = compiled.spec.algorithm.leases
-        more = sum([each.number for each, _ in given]) if leased else 0
+        more = sum([override.number for override, _ in given]) if leased else 0
         changed = _changed(compiled, ruling, more, settings)
         limits.append(changed)
         hits.append(hit._replace(spec=changed.spec, joined=hit.joined and bool(hits)))
         grants.append(
             ()
             if leased or planned.refund
-            else [_grant_hit(hit, each, end_us) for each, end_us in given]
+            else [_grant_hit(hit, override, end_us) for override, end_us in given]
         )
     if not rule.limits and whole.exempt is not None:
         applied.append(whole.exempt)
@@ -175,13 +178,15 @@ def _steered(
     if not limits and (kind is Kind.COUNTED or (kind is Kind.UNSERVED and whole.exempt)):
         kind = Kind.UNLIMITED
     changed_rule = _rule(rule, kind, tuple(limits), tuple(applied))
-    return _Steered(Plan(changed_rule, planned.addend, tuple(hits), planned.met), grants, until_us)
+    return _OverriddenPlan(
+        Plan(changed_rule, planned.addend, tuple(hits), planned.node), grants, until_us
+    )
 
 
 def _rule(
     rule: CompiledRule, kind: Kind, limits: tuple[CompiledLimit, ...], applied: tuple[Override, ...]
 ) -> CompiledRule:
-    """The rule as overrides leave it; it takes the long ways."""
+    """The rule as overrides leave it; it takes the slow paths."""
     return CompiledRule(
         kind,
         limits,
@@ -191,7 +196,7 @@ def _rule(
         limits[0].near_remaining if limits else 0,
         rule.independent,
         False,
-        rule.says | OF_BANS if kind is Kind.BANNED else rule.says,
+        rule.additions | BAN_ADDITIONS if kind is Kind.BANNED else rule.additions,
         any(each.spec.algorithm.leases for each in limits),
         rule.groups,
         rule.stray,
@@ -213,14 +218,14 @@ def _changed(
         # The store decides whether a grant is needed.
         return compiled._replace(spec=_plain(compiled.spec))
     algorithm = ALGORITHMS[old.algorithm]
-    number, kept = old.requests_per_unit, old.reserved
+    number, reserved = old.requests_per_unit, old.reserved
     if ruling.limit is not None:
         # As in the rule, the same part of it is left to the others of a pool.
-        whole = number if algorithm.refills else number + kept
+        whole = number if algorithm.refills else number + reserved
         number = ruling.limit.number
-        kept = -(-kept * number // max(1, whole))
+        reserved = -(-reserved * number // max(1, whole))
         if not algorithm.refills:  # of a bucket it is a part of the burst
-            number -= kept
+            number -= reserved
     most = algorithm.most * WHOLE_PPM // (WHOLE_PPM + old.soft_ppm)
     number = min(number + more, most)
     burst = old.burst
@@ -229,8 +234,8 @@ def _changed(
     limit = old._replace(requests_per_unit=number, burst=burst, advances=False)
     if old.pool:  # its counter holds what all of its limits have counted
         others = capacity_of(old) + old.reserved - capacity_of(limit)
-        limit = limit._replace(reserved=max(kept, others))
-    spec = _spec(limit)
+        limit = limit._replace(reserved=max(reserved, others))
+    spec = shared_spec(limit)
     near_limit = near_threshold(capacity_of(limit), settings.near_limit_ratio)
     return compiled._replace(
         limit=limit,
@@ -276,27 +281,21 @@ def _grant_hit(hit: Hit, grant: Override, end_us: int) -> Hit:
     """
     seconds = -(-(end_us - grant.made_us) // SECOND_US)
     limit = Limit(grant.number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT)
-    return Hit(grant_key(hit.key, grant.id), _spec(limit), hit.addend, policy=hit.policy)
+    return Hit(grant_key(hit.key, grant.id), shared_spec(limit), hit.addend, policy=hit.policy)
 
 
-@lru_cache(4096)
-def _spec(limit: Limit) -> CounterSpec:
-    """One for all counters of equal limits, since stores remember specs by identity."""
-    return spec_of(limit)
-
-
-def _beside_ban(steered: _Steered) -> _Steered:
+def _beside_ban(overridden: _OverriddenPlan) -> _OverriddenPlan:
     """A descriptor of a banned request: nothing of it is counted, but refunds are given back."""
-    planned, _, until_us = steered
+    planned, _, until_us = overridden
     if planned.rule.kind is Kind.BANNED or planned.refund:
-        return steered
+        return overridden
     rule = _rule(planned.rule, Kind.NO_RULE, (), planned.rule.overrides)
-    return _Steered(Plan(rule, planned.addend, (), planned.met), (), until_us)
+    return _OverriddenPlan(Plan(rule, planned.addend, (), planned.node), (), until_us)
 
 
-def _passes_quota(steered: _Steered) -> bool:
+def _passes_quota(overridden: _OverriddenPlan) -> bool:
     """Whether a quota passes without being counted by its own limits."""
-    planned, _, _ = steered
+    planned, _, _ = overridden
     return (
         planned.rule.mode is Mode.QUOTA
         and planned.rule.kind is Kind.UNLIMITED
@@ -304,10 +303,10 @@ def _passes_quota(steered: _Steered) -> bool:
     )
 
 
-def _without_quota(steered: _Steered) -> _Steered:
+def _without_quota(overridden: _OverriddenPlan) -> _OverriddenPlan:
     """With one quota that passes, the others of a request cannot deny."""
-    planned, grants, until_us = steered
+    planned, grants, until_us = overridden
     if planned.rule.mode is not Mode.QUOTA:
-        return steered
+        return overridden
     hits = tuple(hit._replace(mode=Mode.SHADOW, joined=False) for hit in planned.hits)
-    return _Steered(planned._replace(hits=hits), grants, until_us)
+    return _OverriddenPlan(planned._replace(hits=hits), grants, until_us)

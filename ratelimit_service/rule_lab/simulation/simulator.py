@@ -1,6 +1,6 @@
 """Decisions at times that the caller chooses: rules, limiter and memory store without a network.
 
-What must not live here: what is expected of a decision (`cases`, `trial`).
+What must not live here: what is expected of a decision (`cases`, `rule_test_run`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import NamedTuple
 from ratelimit_service.errors import PolicyError
 from ratelimit_service.limiter import (
     LEASE_BYTES,
+    DecisionContext,
     Plan,
     Planner,
     PlanTemplate,
     answer,
-    unasked,
+    settle_without_hits,
 )
 from ratelimit_service.model import Code, Decision, Entry, Hit, Request, Status
 from ratelimit_service.observability.health import Health
@@ -30,12 +31,12 @@ from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.memory_counter import UNSETTLED
 
-__all__ = ["Decided", "World"]
+__all__ = ["SimulatedDecision", "Simulator"]
 
 _MAX_COUNTERS = 1_000_000
 
 
-class Decided(NamedTuple):
+class SimulatedDecision(NamedTuple):
     """A decision, and of the descriptors the one that it hangs on.
 
     If any is over, that is the one with the longest wait; else the one with the fewest hits left.
@@ -58,7 +59,7 @@ class Decided(NamedTuple):
         return statuses[self.deciding] if statuses else None
 
 
-class World:
+class Simulator:
     """Counters of its own, all empty, and a time that only moves when it is told to."""
 
     def __init__(
@@ -75,8 +76,8 @@ class World:
         self._stats = Stats()
         health = Health(logging.DEBUG)  # what happens in a simulation is not for the log
         self._store = MemoryStore(max_counters, self._stats, health, self._clock)
-        self._found: list[Settled] = []
-        self._take = self._found.extend
+        self._settled: list[Settled] = []
+        self._take = self._settled.extend
 
     @property
     def lost(self) -> int:
@@ -98,10 +99,10 @@ class World:
         None if they are not all alike.
         """
         snapshot = at_moment(self._snapshot, at_us)
-        found = snapshot.domains.get(domain)
-        if found is None:
+        rules = snapshot.domains.get(domain)
+        if rules is None:
             return None
-        return self._planner.template(found, entries, addend, snapshot)
+        return self._planner.template(rules, entries, addend, snapshot)
 
     def phase(self, at_us: int) -> int:
         """A number that is another one when other rules hold, since some depend on the time."""
@@ -111,7 +112,7 @@ class World:
         """Settles one request at that moment, in microseconds since the Unix epoch."""
         self._now_us = at_us
         self._store.charge((hits,), self._take)
-        return self._found.pop()
+        return self._settled.pop()
 
     def charge_alone(self, hit: Hit, key: bytes, at_us: int) -> int:
         """As `charge` of this hit on another key: the hits that remain; -1 less those if over."""
@@ -133,7 +134,7 @@ class World:
         ]
         return hits, lease
 
-    def decide(self, request: Request, at_us: int) -> Decided:
+    def decide(self, request: Request, at_us: int) -> SimulatedDecision:
         """Decides and counts a request at that moment, in microseconds since the Unix epoch.
 
         Raises PolicyError if its rules never loaded and the failure policy is `error`, and
@@ -141,28 +142,30 @@ class World:
         """
         plans = self.plan(request, at_us)
         hits, lease = self.leased(plans)
-        settled = self.charge(hits, at_us) if hits else unasked(plans)
+        settled = self.charge(hits, at_us) if hits else settle_without_hits(plans)
         if settled.verdict is Verdict.FAILED:
             raise PolicyError(
                 "the rules of this domain have never loaded, and the failure policy is `error`"
             )
         outcomes = iter(settled.outcomes)
-        each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
-        decision = answer(request, plans, each, settled, self._settings, lambda: at_us, lease)
+        by_plan = [list(islice(outcomes, len(planned.hits))) for planned in plans]
+        decision = answer(
+            DecisionContext(request, plans, by_plan, settled, self._settings, lambda: at_us, lease)
+        )
         if decision.code is Code.OVER_LIMIT:
-            note_unkept(plans, each, self.notes.setdefault)
-        return _decided(decision, plans)
+            note_unkept(plans, by_plan, self.notes.setdefault)
+        return _simulated(decision, plans)
 
     def _clock(self) -> int:
         return self._now_us
 
 
-def _decided(decision: Decision, plans: Sequence[Plan]) -> Decided:
+def _simulated(decision: Decision, plans: Sequence[Plan]) -> SimulatedDecision:
     rules = tuple(planned.declared for planned in plans)
     deciding = max(
         range(len(plans)), key=lambda index: _weight(decision.statuses[index]), default=0
     )
-    return Decided(decision, rules, deciding)
+    return SimulatedDecision(decision, rules, deciding)
 
 
 def _weight(status: Status) -> tuple[bool, bool, int]:

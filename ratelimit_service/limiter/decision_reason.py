@@ -10,7 +10,7 @@ from ratelimit_service.limiter.compiled import Kind, Plan
 from ratelimit_service.model import Hit, Limit, Outcome
 from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["DecidedBy", "Ground", "ground_of"]
+__all__ = ["DecidedBy", "DecisionReason", "decision_reason"]
 
 
 class DecidedBy(StrEnum):
@@ -28,7 +28,7 @@ class DecidedBy(StrEnum):
     """No limit applied, or the request was refused before it was counted."""
 
 
-class Ground(NamedTuple):
+class DecisionReason(NamedTuple):
     """What decided a request. Where no limit did, there is nothing but `by`.
 
     `descriptor` is the place of the one that this is about. `outcome` is the count there, None
@@ -43,31 +43,31 @@ class Ground(NamedTuple):
     outcome: Outcome | None = None
 
 
-def ground_of(plans: Sequence[Plan], settled: Settled) -> Ground:
+def decision_reason(plans: Sequence[Plan], settled: Settled) -> DecisionReason:
     """What decided a request with these plans."""
-    outcomes, verdict, place = settled.outcomes, settled.verdict, settled.by
+    outcomes, verdict, index = settled.outcomes, settled.verdict, settled.by
     for descriptor, planned in enumerate(plans):
         if planned.rule.kind is Kind.BANNED and not verdict.passes:
-            return Ground(DecidedBy.OVERRIDE, descriptor, planned)
+            return DecisionReason(DecidedBy.OVERRIDE, descriptor, planned)
     if not outcomes:
         for descriptor, planned in enumerate(plans):
             if planned.rule.overrides and verdict is Verdict.ADMITTED:
-                return Ground(DecidedBy.OVERRIDE, descriptor, planned)
+                return DecisionReason(DecidedBy.OVERRIDE, descriptor, planned)
         by_policy = verdict in (Verdict.DENIED, Verdict.FAILED)
-        return Ground(DecidedBy.POLICY if by_policy else DecidedBy.NOTHING)
-    if place < 0:
-        place = _tightest([hit for planned in plans for hit in planned.hits], settled)
-    outcome = outcomes[place]
+        return DecisionReason(DecidedBy.POLICY if by_policy else DecidedBy.NOTHING)
+    if index < 0:
+        index = _tightest([hit for planned in plans for hit in planned.hits], settled)
+    outcome = outcomes[index]
     by = DecidedBy.LOCAL_CACHE if settled.cached else DecidedBy.COUNT
     if outcome is None or outcome.local:
         by = DecidedBy.POLICY
     for descriptor, planned in enumerate(plans):
         hits = planned.hits
-        if place < len(hits):
-            limit = planned.rule.limits[place].limit
-            return Ground(by, descriptor, planned, limit, hits[place], outcome)
-        place -= len(hits)
-    raise IndexError(place)
+        if index < len(hits):
+            limit = planned.rule.limits[index].limit
+            return DecisionReason(by, descriptor, planned, limit, hits[index], outcome)
+        index -= len(hits)
+    raise IndexError(index)
 
 
 def _tightest(hits: Sequence[Hit], settled: Settled) -> int:

@@ -1,4 +1,4 @@
-"""Runs tests of rules: each case in a world of its own, step after step.
+"""Runs tests of rules: each case on a simulator of its own, step after step.
 
 What must not live here: how results are shown (`cli.results`).
 """
@@ -11,8 +11,6 @@ from pathlib import Path
 
 from ratelimit_service.errors import BadRequestError, PolicyError
 from ratelimit_service.model import SECOND_US, Code, whole_seconds
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.simulation.cases import (
     Case,
     CaseFile,
@@ -20,14 +18,12 @@ from ratelimit_service.rule_lab.simulation.cases import (
     CaseStep,
     Expected,
 )
-from ratelimit_service.rule_lab.simulation.world import Decided, World
-from ratelimit_service.rules.from_files import FromFiles
-from ratelimit_service.rules.lint import lint
-from ratelimit_service.rules.load import Rules
+from ratelimit_service.rule_lab.simulation.simulator import SimulatedDecision, Simulator
+from ratelimit_service.rule_lab.simulation.snapshots import BrokenRulesError, snapshot_of
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import duration_text
 
-__all__ = ["Coverage", "Difference", "Result", "Trial"]
+__all__ = ["Coverage", "Difference", "Result", "RuleTestRun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +57,25 @@ class Coverage:
     """The rules of all tested files, and those of them that some step has met."""
 
     rules: tuple[Rule, ...]
-    met: frozenset[Rule]
+    covered: frozenset[Rule]
 
     @property
-    def unmet(self) -> tuple[Rule, ...]:
+    def uncovered(self) -> tuple[Rule, ...]:
         """The rules that no case has met."""
-        return tuple(rule for rule in self.rules if rule not in self.met)
+        return tuple(rule for rule in self.rules if rule not in self.covered)
 
     @property
     def percent(self) -> float:
         """The share of rules that were met; 100 if there are none."""
-        return 100 * len(self.met) / len(self.rules) if self.rules else 100.0
+        return 100 * len(self.covered) / len(self.rules) if self.rules else 100.0
 
 
-class Trial:
+class RuleTestRun:
     """Runs the cases of files, and remembers which rules they have met."""
 
     def __init__(self) -> None:
         self._snapshots: dict[Path, Snapshot] = {}
-        self._met: set[Rule] = set()
+        self._covered: set[Rule] = set()
         self.notes: dict[str, str] = {}
         """What a service would have noted of what has run until now, by subject."""
 
@@ -92,45 +88,45 @@ class Trial:
             for domain in snapshot.domains.values()
             for rule in domain.rules
         ]
-        return Coverage(tuple(rules), frozenset(self._met))
+        return Coverage(tuple(rules), frozenset(self._covered))
 
     def run(self, file: CaseFile) -> Iterator[Result]:
         """Runs the cases of a file. Raises CasesError if its rules have problems."""
         snapshot = self._snapshot(file.rules)
         for case in file.cases:
-            world = World(snapshot, case.settings)
-            yield self._run(file.path, case, world)
-            self.notes |= world.notes
+            simulator = Simulator(snapshot, case.settings)
+            yield self._run(file.path, case, simulator)
+            self.notes |= simulator.notes
 
     def _snapshot(self, path: Path) -> Snapshot:
         path = path.resolve()  # so that several test files may share rules, however they name them
         if path.is_relative_to(here := Path.cwd()):
             path = path.relative_to(here)  # for the reader
         if path not in self._snapshots:
-            problems = [problem for problem in lint([path]).problems if problem.fatal(strict=False)]
-            if problems:
-                raise CasesError("\n".join(map(str, problems)))
-            rules = Rules(FromFiles(path), stats=Stats(), health=Health())
-            rules.load()
-            self._snapshots[path] = rules.snapshot
+            try:
+                self._snapshots[path] = snapshot_of(path)
+            except BrokenRulesError as error:
+                raise CasesError(str(error)) from error
         return self._snapshots[path]
 
-    def _run(self, path: Path, case: Case, world: World) -> Result:
+    def _run(self, path: Path, case: Case, simulator: Simulator) -> Result:
         for step in case.steps:
             for request in range(1, step.times + 1):
                 last = request == step.times
                 try:
-                    decided = world.decide(step.request, case.start_us + step.at_us)
+                    decided = simulator.decide(step.request, case.start_us + step.at_us)
                 except (BadRequestError, PolicyError) as error:
                     return Result(path, case, step, request, why=str(error))
-                self._met.update(rule for rule in decided.rules if rule is not None)
+                self._covered.update(rule for rule in decided.rules if rule is not None)
                 if differences := tuple(_differences(step.expected, decided, last=last)):
                     why = _why(step, decided)
                     return Result(path, case, step, request, differences, why)
         return Result(path, case)
 
 
-def _differences(expected: Expected, decided: Decided, *, last: bool) -> Iterator[Difference]:
+def _differences(
+    expected: Expected, decided: SimulatedDecision, *, last: bool
+) -> Iterator[Difference]:
     """Where an answer is not as expected. Numbers and headers are those of the last request."""
     decision, status = decided.decision, decided.status
     if expected.code is not None and decision.code is not expected.code:
@@ -182,10 +178,10 @@ def _seconds(key: str, expected_us: int | None, got_us: int | None) -> Iterator[
         )
 
 
-def _why(step: CaseStep, decided: Decided) -> str:
+def _why(step: CaseStep, decided: SimulatedDecision) -> str:
     """What the reader should look at: the rules that the request met."""
-    met = [
+    rules = [
         f"rule {rule.path} at {rule.source}" if rule else "no rule"
         for rule in dict.fromkeys(decided.rules)
     ]
-    return f"it met {' and '.join(met)} of domain {step.request.domain}"
+    return f"it met {' and '.join(rules)} of domain {step.request.domain}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import RulesError
-from ratelimit_service.rule_lab.comparison import SideError, compare, read_sides
+from ratelimit_service.rule_lab.comparison import RuleSetError, compare, read_rule_sets
 
 RULES = "domain: {}\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: {}}}}}]\n"
 
@@ -34,8 +34,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return top
 
 
-def told(old: str, new: str) -> list[str]:
-    before, after = read_sides(old, new)
+def texts_of(old: str, new: str) -> list[str]:
+    before, after = read_rule_sets(old, new)
     return [
         f"{change.domain}: {change.old and change.old.source} -> {change.new and change.new.source}"
         for change in compare(before.domains, after.domains)
@@ -60,7 +60,7 @@ A = "a: main:rules/a.yaml:2:24 -> rules/a.yaml:2:24"
 )
 def test_revisions(checkout: Path, old: str, new: str, changes: list[str]) -> None:
     """A revision has its path, or that of the other side; places are named as git names them."""
-    assert told(old, new) == changes
+    assert texts_of(old, new) == changes
 
 
 def test_below_the_top(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def test_below_the_top(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkout / "rules")
 
     changes = ["a: main:rules/a.yaml:2:24 -> a.yaml:2:24"]
-    assert told("main", "a.yaml") == changes
-    assert told("main:./a.yaml", "a.yaml") == changes
+    assert texts_of("main", "a.yaml") == changes
+    assert texts_of("main:./a.yaml", "a.yaml") == changes
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_below_the_top(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rules_that_are_not_there(checkout: Path, old: str, message: str) -> None:
     """What is neither a path nor a revision with rules is told in one line."""
     with pytest.raises(RulesError) as raised:
-        read_sides(old, "rules")
+        read_rule_sets(old, "rules")
 
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
@@ -96,19 +96,19 @@ def test_first_rules(checkout: Path) -> None:
     (checkout / "first").mkdir()
     (checkout / "first" / "c.yaml").write_text(RULES.format("c", 1))
 
-    assert told("main", "first") == ["c: None -> None", "c: None -> first/c.yaml:2:24"]
+    assert texts_of("main", "first") == ["c: None -> None", "c: None -> first/c.yaml:2:24"]
     with pytest.raises(RulesError, match="main has no rules at first"):
-        read_sides("main:first", "first")
+        read_rule_sets("main:first", "first")
     with pytest.raises(RulesError, match="main has no rules at first"):
-        read_sides("first", "main")
+        read_rule_sets("first", "main")
 
 
 def test_bad_rules(checkout: Path) -> None:
     """Rules with problems cannot be compared: all of these are told."""
     (checkout / "rules" / "a.yaml").write_text("domain: a\nx: 1\ny: 1\n")
 
-    with pytest.raises(SideError) as raised:
-        read_sides("main", "rules")
+    with pytest.raises(RuleSetError) as raised:
+        read_rule_sets("main", "rules")
 
     first, second, last = str(raised.value).splitlines()
     assert first.startswith("rules/a.yaml:2:1: 'x' is no key")

@@ -19,20 +19,21 @@ from ratelimit_service.rule_lab.replay.csv_log import CsvLog
 from ratelimit_service.rule_lab.replay.decision_log import DecisionLogReader
 from ratelimit_service.rule_lab.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.rule_lab.replay.logs import Lines
-from ratelimit_service.rule_lab.replay.play import Replay, Trace
+from ratelimit_service.rule_lab.replay.play import Replay
 from ratelimit_service.rule_lab.replay.recorded import Moments, RecordedRequest, moment_us
 from ratelimit_service.rule_lab.replay.report import Report, report_of
-from ratelimit_service.rule_lab.replay.sources import rules_of
+from ratelimit_service.rule_lab.replay.trace import Trace
 from ratelimit_service.rule_lab.replay.use import Caller
+from ratelimit_service.rule_lab.simulation.snapshots import snapshot_of
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
 from tests.examples import up_to
 from tests.rule_lab.replay.playing import (
     START_US,
     Recorded,
-    asked,
     block_of,
     records_of,
+    request_of,
     rules_file,
 )
 
@@ -104,8 +105,8 @@ def one_by_one(replay: Replay, records: Sequence[Recorded]) -> None:
         replay.requests += 1
         if code is not None:
             replay.recorded[code] += 1
-        passes = replay.new.ask(request, now)
-        if replay.old is not None and replay.old.ask(request, now) is not passes:
+        passes = replay.new.decide(request, now)
+        if replay.old is not None and replay.old.decide(request, now) is not passes:
             if passes:
                 replay.newly_allowed.note(replay.old.deciding)
             else:
@@ -121,7 +122,7 @@ def report(replay: Replay) -> Report:
 def snapshot(most: int, more: str) -> Snapshot:
     """The rules with this limit for users."""
     with TemporaryDirectory() as directory:
-        return rules_of(rules_file(Path(directory), RULES.format(most=most, more=more)))
+        return snapshot_of(rules_file(Path(directory), RULES.format(most=most, more=more)))
 
 
 @given(
@@ -132,7 +133,7 @@ def snapshot(most: int, more: str) -> Snapshot:
 )
 @settings(max_examples=up_to(40), deadline=None)
 def test_blocks_are_asked_as_one_by_one(
-    asked: list[tuple[int, tuple[Descriptor, ...], Code | None]],
+    requests: list[tuple[int, tuple[Descriptor, ...], Code | None]],
     more: tuple[str, str],
     bounds: tuple[int, int, int, int],
     size: int,
@@ -142,7 +143,7 @@ def test_blocks_are_asked_as_one_by_one(
     known: dict[Request, RecordedRequest] = {}
     records = [
         Recorded(START_US + at, Request("api", descriptors), code)
-        for at, descriptors, code in asked
+        for at, descriptors, code in requests
     ]
     short, straight = [
         Replay(Trace(new, Settings(), *bounds), Trace(old, Settings(), *bounds)) for _ in range(2)
@@ -183,8 +184,8 @@ def test_demand_is_what_the_algorithm_counts(
 ) -> None:
     """The most that a caller asks at a time is what its algorithm says, however it is followed."""
     trace = Trace(snapshot(2, more), Settings())
-    request = asked("api", addend, ("user", "a"))
-    trace.ask(RecordedRequest(request), START_US)
+    request = request_of("api", addend, ("user", "a"))
+    trace.decide(RecordedRequest(request), START_US)
     use = trace.uses["api", "user"]
     planner = Planner(Settings())
     (hit,) = planner.plan(request, snapshot(2, more))[0].hits
@@ -195,10 +196,10 @@ def test_demand_is_what_the_algorithm_counts(
     most = 0
     moments = [START_US + at for at in times]
     for at_us in moments:
-        found = spec.algorithm.charge(state, at_us, addend, spec, False, b"")
-        if found.passed:
-            state = found.state
-        most = max(most, spec.limit - found.remaining if found.passed else spec.limit)
+        step = spec.algorithm.charge(state, at_us, addend, spec, False, b"")
+        if step.passed:
+            state = step.state
+        most = max(most, spec.limit - step.remaining if step.passed else spec.limit)
 
     caller = Caller(1)
     for start in range(0, len(moments), size):
@@ -285,29 +286,29 @@ USUAL = (
 @settings(max_examples=up_to(60), deadline=None)
 def test_decisions_that_are_read_together_are_those_of_each_line(texts: list[str]) -> None:
     """Of any lines of a decision log what is read is what each of them says by itself."""
-    text = "\n".join(texts)
-    lines = Lines("log", io.BytesIO(text.encode()))
+    whole = "\n".join(texts)
+    lines = Lines("log", io.BytesIO(whole.encode()))
     reader = DecisionLogReader()
-    found = [each for block in reader.blocks(lines) for each in records_of(block)]
+    blocks = [decision for block in reader.blocks(lines) for decision in records_of(block)]
 
-    asked: list[Recorded] = []
-    unread, refused, told = 0, 0, set[str]()
-    for line in text.split("\n"):
+    expected: list[Recorded] = []
+    unread, refused, keys = 0, 0, set[str]()
+    for line in whole.split("\n"):
         if not line.rstrip("\r"):
             continue
         try:
-            each = read_line(line, moment_us)
+            decision = read_line(line, moment_us)
         except NothingAskedError:
             refused += 1
         except BadDecisionError:
             unread += 1
         else:
-            told |= each.fields.keys()
-            code = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}.get(each.code)
-            asked.append(Recorded(each.at_us, each.request, code))
-    assert found == asked
+            keys |= decision.fields.keys()
+            code = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}.get(decision.code)
+            expected.append(Recorded(decision.at_us, decision.request, code))
+    assert blocks == expected
     assert (lines.unread, reader.refused) == (unread, refused)
-    assert (reader.sampled, reader.hashed) == ("sample" in told, "hashed" in told)
+    assert (reader.sampled, reader.hashed) == ("sample" in keys, "hashed" in keys)
 
 
 VALUES = st.sampled_from(
@@ -340,7 +341,7 @@ ACCESSES = st.one_of(
             "cost": VALUES,
             "o": VALUES,
         },
-    ).map(lambda told: "{" + ",".join(f'"{key}": {value}' for key, value in told.items()) + "}"),
+    ).map(lambda line: "{" + ",".join(f'"{key}": {value}' for key, value in line.items()) + "}"),
     st.sampled_from(["", "[1]", '{"start_time":"never"}', '{"start_time":', "{}{}", '"{}"']),
 )
 MAPPINGS = [
@@ -365,15 +366,15 @@ def test_accesses_that_are_read_together_are_those_of_each_line(
 ) -> None:
     """Of any lines of an access log what is read is what each of them says by itself."""
     together = Lines("log", io.BytesIO("\n".join(texts).encode()))
-    found = [each for block in EnvoyLog(mapped).blocks(together) for each in records_of(block)]
+    blocks = [each for block in EnvoyLog(mapped).blocks(together) for each in records_of(block)]
 
-    long_way, alone = EnvoyLog(mapped), Lines("log", io.BytesIO())
-    list(long_way.blocks(alone))
-    # What is read line by line is so for lines of other forms alone.
-    each = [long_way._one_by_one([line], place) for place, line in enumerate(texts, 1)]
-    asked = [record for blocks in each for block in blocks for record in records_of(block)]
-    assert found == asked
-    assert (together.unread, together.told) == (alone.unread, alone.told)
+    line_by_line, alone = EnvoyLog(mapped), Lines("log", io.BytesIO())
+    list(line_by_line.blocks(alone))
+    # From outside nobody can have a line of the usual form read by itself.
+    each = [line_by_line._one_by_one([line], index) for index, line in enumerate(texts, 1)]
+    expected = [record for blocks in each for block in blocks for record in records_of(block)]
+    assert blocks == expected
+    assert (together.unread, together.problems) == (alone.unread, alone.problems)
 
 
 CELLS = st.sampled_from(["a", "b", "", '"a,""b"', '"two\nlines"', '"torn', 'x"y', " ", "\r", "é"])
@@ -392,11 +393,11 @@ def test_rows_are_those_of_the_csv_module(rows: list[str], end: str) -> None:
     """Of any text the rows are read that the csv module sees in it, and the others are counted."""
     text = "time,domain,user\n" + end.join(rows)
     lines = Lines("log", io.BytesIO(text.encode()))
-    found = [
+    blocks = [
         each for block in CsvLog("log", lines.first).blocks(lines) for each in records_of(block)
     ]
 
-    asked, unread = [], 0
+    expected, unread = [], 0
     reader = csv.reader([line.rstrip("\r") + "\n" for line in text.removesuffix("\n").split("\n")])
     next(reader)
     while True:
@@ -408,8 +409,8 @@ def test_rows_are_those_of_the_csv_module(rows: list[str], end: str) -> None:
         if row is None:
             break
         if len(row) == 3 and moment_or_none(row[0]) and row[1] and row[2]:
-            asked.append((row[1], row[2]))
+            expected.append((row[1], row[2]))
         elif row:
             unread += 1
-    read = [(each.request.domain, each.request.descriptors[0].entries[0].value) for each in found]
-    assert (read, lines.unread) == (asked, unread)
+    read = [(each.request.domain, each.request.descriptors[0].entries[0].value) for each in blocks]
+    assert (read, lines.unread) == (expected, unread)

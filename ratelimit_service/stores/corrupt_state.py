@@ -8,19 +8,19 @@ from typing import Final
 from ratelimit_service.observability.log_throttle import LogThrottle
 from ratelimit_service.observability.stats import Stats
 
-__all__ = ["Damage"]
+__all__ = ["CorruptState"]
 
 log = logging.getLogger(__name__)
 
-_SAID_EVERY_US: Final = 60_000_000
+_LOG_EVERY_US: Final = 60_000_000
 
 
-class Damage:
+class CorruptState:
     """States from further in the future than a clock steps back."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._throttle = LogThrottle(_SAID_EVERY_US)
+        self._throttle = LogThrottle(_LOG_EVERY_US)
 
     def note(self, count: int, example: bytes) -> None:
         """Counts counters that started again from nothing; `example` is the key of one of them."""

@@ -1,6 +1,6 @@
 """A request's way through rules, found once: what it meets, and what it is charged.
 
-What must not live here: what comes of it (`play`, `use`).
+What must not live here: what comes of it (`trace`, `use`).
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from collections.abc import Sequence
 
 from ratelimit_service.limiter import Plan
 from ratelimit_service.model import Hit, Mode, Request
-from ratelimit_service.rule_lab.replay.sketches import place_of
+from ratelimit_service.rule_lab.replay.sketches import hash_of
 from ratelimit_service.rule_lab.replay.use import Caller, RuleUse
 from ratelimit_service.rules.paths import path_text
 
-__all__ = ["Met", "Prepared", "alone_of"]
+__all__ = ["Matched", "PreparedRequest", "alone_of"]
 
 _MOST_NAME = 200
 """Characters that are shown of a caller."""
 
 
-class Met:
+class Matched:
     """One descriptor of a request, and the use of the rule that it meets."""
 
     __slots__ = (
         "_name",
-        "_name_place",
+        "_name_hash",
         "addend",
         "caller",
         "enforced",
         "entries",
         "key",
-        "kin",
         "refund",
         "start",
+        "template_hits",
         "times",
         "use",
     )
@@ -51,7 +51,7 @@ class Met:
         """
         hits = planned.hits
         self.use = use
-        self.kin = hits
+        self.template_hits = hits
         """Its hits, but for the key of its own."""
         self.addend = planned.addend
         self.refund = planned.refund
@@ -59,7 +59,7 @@ class Met:
         self.enforced = not hits or hits[0].mode is not Mode.SHADOW
         self.entries = entries
         self._name = ""
-        self._name_place = -1
+        self._name_hash = -1
         self.times: list[int] = []
         """When it came since its caller was last followed."""
         self.key = key or (hits[0].key if hits else self.name.encode("utf-8", "replace"))
@@ -69,10 +69,10 @@ class Met:
     @property
     def hits(self) -> Sequence[Hit]:
         """What it is charged. Most requests are charged without these."""
-        kin = self.kin
-        if not kin or kin[0].key == self.key:
-            return kin
-        return (kin[0]._replace(key=self.key),)
+        template_hits = self.template_hits
+        if not template_hits or template_hits[0].key == self.key:
+            return template_hits
+        return (template_hits[0]._replace(key=self.key),)
 
     @property
     def name(self) -> str:
@@ -83,19 +83,19 @@ class Met:
         return self._name
 
     @property
-    def name_place(self) -> int:
+    def name_hash(self) -> int:
         """Where its name stands among all names."""
-        if self._name_place < 0:
-            self._name_place = place_of(self.name.encode("utf-8", "replace"))
-        return self._name_place
+        if self._name_hash < 0:
+            self._name_hash = hash_of(self.name.encode("utf-8", "replace"))
+        return self._name_hash
 
     def _caller(self, key: bytes) -> Caller | None:
         if self.use.brief:
             return None
-        place, callers = place_of(key), self.use.callers
-        if not callers.wants(place):
+        key_hash, callers = hash_of(key), self.use.callers
+        if not callers.wants(key_hash):
             return None
-        return callers.get(place) or self.use.new_caller(place)
+        return callers.get(key_hash) or self.use.new_caller(key_hash)
 
     def follow(self) -> None:
         """Follows the caller at the times that it came, if it still is in the sample."""
@@ -105,40 +105,40 @@ class Met:
             return
         caller.waiting = False
         if caller.followed:
-            self.use.follow(caller, self.kin, times)
+            self.use.follow(caller, self.template_hits, times)
         else:
             self.caller = None
 
 
-class Prepared:
+class PreparedRequest:
     """A request with its plans, which is asked as often as it comes."""
 
-    __slots__ = ("hits", "leasing", "met", "plans", "request", "unmatched")
+    __slots__ = ("hits", "leasing", "matched", "plans", "request", "unmatched")
 
     def __init__(
         self,
         request: Request,
         plans: Sequence[Plan],
         hits: Sequence[Hit],
-        met: Sequence[Met],
+        matched: Sequence[Matched],
         unmatched: bool,
     ) -> None:
         self.request = request
         self.plans = plans
         self.hits = hits
-        self.met = met
+        self.matched = matched
         self.unmatched = unmatched
         self.leasing = sum([planned.rule.leasing for planned in plans]) > 0
 
 
-def alone_of(prepared: Prepared) -> Met | None:
+def alone_of(prepared: PreparedRequest) -> Matched | None:
     """What a request meets if that is one hit, of a rule with one limit, and nothing else.
 
     Then no hits are made for it (`MemoryStore.charge_hit`).
     """
-    if not len(prepared.hits) == len(prepared.met) == len(prepared.plans) == 1:
+    if not len(prepared.hits) == len(prepared.matched) == len(prepared.plans) == 1:
         return None
-    hit, met = prepared.hits[0], prepared.met[0]
-    if prepared.leasing or met.refund or hit.count_denied or len(met.use.limits) != 1:
+    hit, matched = prepared.hits[0], prepared.matched[0]
+    if prepared.leasing or matched.refund or hit.count_denied or len(matched.use.limits) != 1:
         return None
-    return met
+    return matched

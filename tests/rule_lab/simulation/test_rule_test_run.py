@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ratelimit_service.cli.results import FORMATS, coverage_text
 from ratelimit_service.errors import RulesError
-from ratelimit_service.model import Decision, Descriptor, Entry, Request
 from ratelimit_service.rule_lab.simulation.cases import CasesError, find_case_files, read_cases
-from ratelimit_service.rule_lab.simulation.trial import Result, Trial
-from ratelimit_service.rule_lab.simulation.world import World
-from ratelimit_service.settings import Settings
-from ratelimit_service.wire import decode_decision, encode_decision
-from tests.service.asking import Asking
+from ratelimit_service.rule_lab.simulation.rule_test_run import Result, RuleTestRun
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "testing-rules.md"
 
@@ -42,35 +33,35 @@ descriptors:
 """
 
 
-def run(directory: Path, cases: str, rules: str = RULES) -> tuple[list[Result], Trial]:
+def run(directory: Path, cases: str, rules: str = RULES) -> tuple[list[Result], RuleTestRun]:
     """Runs a file's cases against rules beside it."""
     (directory / "api.yaml").write_text(rules)
     path = directory / "api.test.yaml"
     path.write_text(textwrap.dedent(cases))
-    trial = Trial()
-    return list(trial.run(read_cases(path))), trial
+    test_run = RuleTestRun()
+    return list(test_run.run(read_cases(path))), test_run
 
 
-def told(results: Sequence[Result], shape: str = "text") -> str:
+def text_of(results: Sequence[Result], shape: str = "text") -> str:
     """What is printed of results."""
     return "\n".join(FORMATS[shape](results))
 
 
 def documented() -> str:
     """The example in the documents."""
-    found = re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert found
-    return found[1]
+    example = re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert example
+    return example[1]
 
 
 def test_documented_example(tmp_path: Path) -> None:
     """The example in the documents passes, and fails as shown there if the rule says 10."""
     results, _ = run(tmp_path, documented())
-    assert told(results) == "1 case passed"
+    assert text_of(results) == "1 case passed"
     results, _ = run(tmp_path, documented(), RULES.replace("20}", "10}"))
     shown = re.search(r"the answer is:\n\n(.*?)\n\nThe line", DOCUMENT.read_text(), re.DOTALL)
     assert shown
-    assert told(results).replace(str(tmp_path), "rules") == textwrap.dedent(shown[1])
+    assert text_of(results).replace(str(tmp_path), "rules") == textwrap.dedent(shown[1])
 
 
 def problems(directory: Path, cases: str) -> list[str]:
@@ -84,10 +75,10 @@ def test_documented_keys(tmp_path: Path) -> None:
     """The documents list every key that a file, a case and a step may have, and no other."""
     rows = re.findall(r"^\| (`[^|]*`) \|", DOCUMENT.read_text(), re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    said = problems(tmp_path, "cases: [{nope: 1, name: a, steps: [{nope: 1}]}]\nnope: 1")
+    lines = problems(tmp_path, "cases: [{nope: 1, name: a, steps: [{nope: 1}]}]\nnope: 1")
     allowed = {
         word
-        for line in said
+        for line in lines
         for words in re.findall(r"is no key: (?:did.*\? A|a)llowed are ([\w, ]*)", line)
         for word in words.strip().split(", ")
     }
@@ -116,12 +107,12 @@ def test_hits_and_overrides(tmp_path: Path) -> None:
             reset: 2m
         """,
     )
-    assert told(results) == "2 cases passed"
+    assert text_of(results) == "2 cases passed"
 
 
 def test_hits_and_overrides_that_cannot_be_read(tmp_path: Path) -> None:
     """What is wrong with hits and overrides is said where it stands."""
-    said = problems(
+    lines = problems(
         tmp_path,
         """\
         cases:
@@ -135,7 +126,7 @@ def test_hits_and_overrides_that_cannot_be_read(tmp_path: Path) -> None:
             expect: OK
         """,
     )
-    assert [re.sub(r" \[\w+\]$", "", line) for line in said] == [
+    assert [re.sub(r" \[\w+\]$", "", line) for line in lines] == [
         "api.test.yaml:4:62: hits must have a number for each of 2 descriptors, not 1",
         "api.test.yaml:5:39: hits must be whole numbers from -1000000 to 4294967295, without "
         "quotes",
@@ -149,7 +140,7 @@ def test_hits_and_overrides_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     """A file that cannot be run says all that is wrong with it, each by line and column."""
-    said = problems(
+    lines = problems(
         tmp_path,
         """\
         start: yesterday
@@ -162,7 +153,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         - {name: one, settings: {near_limit_ratio: 7, grpc: x}}
         """,
     )
-    assert [re.sub(r" \[\w+\]$", "", line) for line in said] == [
+    assert [re.sub(r" \[\w+\]$", "", line) for line in lines] == [
         "api.test.yaml:1:8: start must be a time with its offset from UTC, as 2026-01-01T00:00:00Z",
         "api.test.yaml:5:61: expect must be OK or OVER_LIMIT",
         "api.test.yaml:6:10: a step cannot be before the one above it: at counts from the case's "
@@ -186,7 +177,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
 
 def test_a_misspelt_key_is_told_once(tmp_path: Path) -> None:
     """A step that says `expects` is told of that word, and not that it expects nothing."""
-    (said,) = problems(
+    (line,) = problems(
         tmp_path,
         """\
         cases:
@@ -196,11 +187,11 @@ def test_a_misspelt_key_is_told_once(tmp_path: Path) -> None:
         """,
     )
 
-    assert "'expects' is no key: did you mean 'expect'? Allowed are at, domain" in said
+    assert "'expects' is no key: did you mean 'expect'? Allowed are at, domain" in line
 
 
 @pytest.mark.parametrize(
-    ("start", "at", "said"),
+    ("start", "at", "problem"),
     [
         ("9999-12-31T23:59:59Z", "0s", "1:8: start is too late"),
         ("9999-12-31T23:59:59-14:00", "0s", "1:8: start is too late"),
@@ -209,7 +200,7 @@ def test_a_misspelt_key_is_told_once(tmp_path: Path) -> None:
         ("2255-06-05T00:00:00Z", "1d", "5:10: this step is too late"),
     ],
 )
-def test_times_that_counters_do_not_know(tmp_path: Path, start: str, at: str, said: str) -> None:
+def test_times_that_counters_do_not_know(tmp_path: Path, start: str, at: str, problem: str) -> None:
     """A time that is no time of the service's is told where it stands."""
     (line,) = problems(
         tmp_path,
@@ -221,19 +212,19 @@ def test_times_that_counters_do_not_know(tmp_path: Path, start: str, at: str, sa
           - {{at: {at}, domain: api, descriptors: [{{user: a}}], expect: OK}}
         """,
     )
-    assert said in line
+    assert problem in line
     assert "counters know times from 1970 to the year 2255" in line
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "said"),
+    ("descriptors", "problem"),
     [
         ("[]", "descriptors is empty: at least one is needed"),
         ("[{user: a}, {'': a}]", "a key is empty: every entry needs one"),
         ("[[{user: a}, {~: a}, {'': b}]]", "a key is empty: every entry needs one"),
     ],
 )
-def test_what_the_service_refuses(tmp_path: Path, descriptors: str, said: str) -> None:
+def test_what_the_service_refuses(tmp_path: Path, descriptors: str, problem: str) -> None:
     """What nobody can ask is no step."""
     (line,) = problems(
         tmp_path,
@@ -244,7 +235,7 @@ def test_what_the_service_refuses(tmp_path: Path, descriptors: str, said: str) -
           - {{domain: api, descriptors: {descriptors}, expect: OK}}
         """,
     )
-    assert said in line
+    assert problem in line
 
 
 def test_what_can_be_expected(tmp_path: Path) -> None:
@@ -337,12 +328,12 @@ def test_times_are_requests(tmp_path: Path) -> None:
           - {at: 90s, domain: api, descriptors: [{user: a}], times: 30, expect: OK, remaining: 0}
         """,
     )
-    assert "step 1 at 1m30s, request 21 of 30: it met rule user at" in told(results)
+    assert "step 1 at 1m30s, request 21 of 30: it met rule user at" in text_of(results)
 
 
 def test_coverage(tmp_path: Path) -> None:
     """Coverage names the rules that no case has met."""
-    _, trial = run(
+    _, test_run = run(
         tmp_path,
         """\
         cases:
@@ -351,7 +342,7 @@ def test_coverage(tmp_path: Path) -> None:
           - {domain: api, descriptors: [{user: a}, {spare: a}], expect: OK}
         """,
     )
-    lines = [line.replace(f"{tmp_path}/", "") for line in coverage_text(trial.coverage)]
+    lines = [line.replace(f"{tmp_path}/", "") for line in coverage_text(test_run.coverage)]
     assert lines == [
         "api.yaml:6:3: no case meets rule address of domain api",
         "api.yaml:8:3: no case meets rule client of domain api",
@@ -371,11 +362,11 @@ def test_formats(tmp_path: Path) -> None:
           - {domain: api, descriptors: [{user: a}], expect: OVER_LIMIT}
         """,
     )
-    first, last = told(results, "github").split("\n")
+    first, last = text_of(results, "github").split("\n")
     assert last == "1 case, 1 failed"
     assert first.startswith(f"::error file={tmp_path}/api.test.yaml,line=4,col=5,title=100 %25%2C")
     assert first.endswith("%0A- expect: OVER_LIMIT%0A+ expect: OK")
-    suites = ET.fromstring(told(results, "junit"))
+    suites = ET.fromstring(text_of(results, "junit"))
     case = suites.find("testsuite/testcase")
     assert case is not None
     assert case.get("name") == "100 %, <all>: of\ufffd it"
@@ -388,12 +379,12 @@ def test_rules_are_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("rules").mkdir()
     cases = "rules: ../rules/api.yaml\ncases: " + documented().partition("cases:")[2]
 
-    results, trial = run(Path("rules"), cases, RULES.replace("20}", "10}"))
+    results, test_run = run(Path("rules"), cases, RULES.replace("20}", "10}"))
 
     shown = re.search(r"the answer is:\n\n(.*?)\n\nThe line", DOCUMENT.read_text(), re.DOTALL)
     assert shown
-    assert told(results) == textwrap.dedent(shown[1])
-    assert next(coverage_text(trial.coverage)).startswith("rules/api.yaml:6:3: no case meets")
+    assert text_of(results) == textwrap.dedent(shown[1])
+    assert next(coverage_text(test_run.coverage)).startswith("rules/api.yaml:6:3: no case meets")
 
 
 def test_rules_with_problems_are_not_tested(tmp_path: Path) -> None:
@@ -407,14 +398,14 @@ def test_rules_with_problems_are_not_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "told"),
+    ("tests", "advice"),
     [
         ([], "write tests of them into {0}/api.test.yaml and run that, or look for mistakes with "
          "ratelimit lint {0}/api.yaml"),
         (["api.test.yaml"], "their tests are run by ratelimit test {0}/api.test.yaml"),
     ],
 )  # fmt: skip
-def test_rules_are_no_cases(tmp_path: Path, tests: list[str], told: str) -> None:
+def test_rules_are_no_cases(tmp_path: Path, tests: list[str], advice: str) -> None:
     """Who names a rule file is told what to do, also where it has mistakes."""
     for name in tests:
         (tmp_path / name).touch()
@@ -425,7 +416,7 @@ def test_rules_are_no_cases(tmp_path: Path, tests: list[str], told: str) -> None
         with pytest.raises(RulesError) as raised:
             read_cases(path)
 
-        assert str(raised.value) == f"{path} holds rules: {told.format(tmp_path)}"
+        assert str(raised.value) == f"{path} holds rules: {advice.format(tmp_path)}"
 
 
 def test_files_are_found(tmp_path: Path) -> None:
@@ -439,38 +430,6 @@ def test_files_are_found(tmp_path: Path) -> None:
     for name in ("x.test.yaml", "x.yaml"):
         (below / name).touch()
     assert find_case_files([tmp_path]) == [below / "x.test.yaml"]
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 40_000_000),
-            st.lists(
-                st.sampled_from(["user", "address", "client", "job", "spare", "none"]), min_size=1
-            ),
-            st.integers(0, 4),
-        ),
-        max_size=20,
-    )
-)
-def test_worlds_are_the_service(asked: list[tuple[int, list[str], int]]) -> None:
-    """A world decides as the service does with a memory store at the same times."""
-
-    async def both() -> None:
-        with TemporaryDirectory() as directory:
-            service = Asking(Path(directory), RULES)
-        world = World(service.rules.snapshot, Settings())
-        for step_us, keys, hits in asked:
-            service.now_us += step_us
-            descriptors = tuple(Descriptor((Entry(key, "a"),), hits_addend=hits) for key in keys)
-            request = Request("api", descriptors)
-            expected = await service.answer(request)
-            got = world.decide(request, service.now_us).decision
-            assert isinstance(expected, Decision)
-            on_the_wire = decode_decision(encode_decision(got))
-            assert (on_the_wire.code, on_the_wire.statuses) == (expected.code, expected.statuses)
-
-    asyncio.run(both())
 
 
 def test_a_thousand_steps_are_little_work(tmp_path: Path) -> None:
@@ -489,8 +448,8 @@ def calls_of(directory: Path, steps: int) -> int:
     for case in range(10):
         lines += [f"- name: case {case}", "  steps:"]
         for step in range(steps // 10):
-            user, asked = f"u{step % 5}", step // 5 + 1
-            expected = f"expect: OK, rule: user, remaining: {20 - asked}"
+            user, hits = f"u{step % 5}", step // 5 + 1
+            expected = f"expect: OK, rule: user, remaining: {20 - hits}"
             lines.append(
                 f"  - {{at: {step}00ms, domain: api, descriptors: [{{user: {user}}}], {expected}}}"
             )
@@ -504,8 +463,8 @@ def calls_of(directory: Path, steps: int) -> int:
     sys.setprofile(count)
     try:
         results, _ = run(directory, "\n".join(lines))
-        said = told(results)
+        output = text_of(results)
     finally:
         sys.setprofile(before)
-    assert said == "10 cases passed"
+    assert output == "10 cases passed"
     return calls

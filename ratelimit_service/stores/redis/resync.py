@@ -18,22 +18,23 @@ from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
-from ratelimit_service.stores.redis.batch import Batch, Debt
+from ratelimit_service.stores.redis.batch import Batch, Resync, Urgency
 from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight
+from ratelimit_service.stores.redis.server_clock import ServerClock
 
-__all__ = ["Debts"]
+__all__ = ["Resyncs"]
 
 log = logging.getLogger(__name__)
 
-_MAX_OWED: Final = 200_000
-"""The most debts that wait for one server; beyond that the oldest are lost."""
+_MAX_WAITING: Final = 200_000
+"""The most resyncs that wait for one server; beyond that the oldest are lost."""
 
-_TELL_US: Final = 1_000_000
-"""How long the server may take to count a debt. After that it is told again."""
+_COUNT_US: Final = 1_000_000
+"""How long the server may take to count a resync. After that it is told again."""
 
 
-class Creditor(Protocol):
-    """The server that debts are told to."""
+class ResyncTarget(Protocol):
+    """The server that resyncs are told to."""
 
     processes: int
     """How many processes count in the server, as last known."""
@@ -42,38 +43,35 @@ class Creditor(Protocol):
     def available(self) -> bool:
         """Whether the server can be told now."""
 
-    def now_us(self) -> int:
-        """The server's time, as far as it is known."""
-
-    def elapsed_at(self, at_us: int) -> int:
-        """The moment by `elapsed_us` at which the server's clock will show `at_us`."""
-
     def charge(self, batch: Batch) -> None:
-        """Queues a debt, to be sent to the server."""
+        """Queues a resync, to be sent to the server."""
 
 
-class Debts:
+class Resyncs:
     """What one server is owed, and the counters of one outage."""
 
-    def __init__(self, server: Creditor, address: str, stats: Stats) -> None:
+    def __init__(
+        self, server: ResyncTarget, clock: ServerClock, address: str, stats: Stats
+    ) -> None:
         """`address` is how the log calls the server."""
         self._server = server
+        self._clock = clock
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._local = Local(stats)
         self._handing: Iterator[tuple[Sequence[Sequence[Hit]], int]] = iter(())
-        """What was counted here and is now being turned into debts, with the time it is over."""
-        self._owed: deque[Debt] = deque()
-        """Debts that have not been sent to the server yet."""
-        self._telling = 0
-        """The weight of the debts that have been sent and are not settled."""
-        self._telling_since_us = 0
+        """What was counted here and is now being turned into resyncs, with the time it is over."""
+        self._waiting: deque[Resync] = deque()
+        """Resyncs that have not been sent to the server yet."""
+        self._sent_weight = 0
+        """The weight of the resyncs that have been sent and are not settled."""
+        self._sent_since_us = 0
         self._overflowing = False
 
     @property
     def under_way(self) -> bool:
         """Whether there is anything that the server has not been told yet."""
-        return bool(self._owed or self._telling)
+        return bool(self._waiting or self._sent_weight)
 
     def charge_here(self, hits: Sequence[Hit], at_us: int) -> list[Outcome]:
         """Settles hits in this process alone, on its share of their limits."""
@@ -85,20 +83,20 @@ class Debts:
         """Settles these requests one after the other, as `charge_here` does."""
         return self._local.charge_each(requests, self._server.processes, at_us)
 
-    def untold(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
+    def take_all(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """Takes out all that the server has not been told, by counters, with the time it is over.
 
         All times are the server's.
         """
-        while self._owed:
-            debt = self._owed.popleft()
-            yield debt.requests, debt.expires_us
+        while self._waiting:
+            resync = self._waiting.popleft()
+            yield resync.requests, resync.expires_us
         yield from self._handing
         yield from self._counted_here()
 
     def _counted_here(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """What this process has counted alone, by counters, with the time it is over."""
-        at_us = self._server.now_us()
+        at_us = self._clock.now_us()
         for requests, left_us in self._local.hand_back(self._server.processes, at_us):
             yield requests, at_us + left_us
 
@@ -108,10 +106,10 @@ class Debts:
             # If this is cancelled while it waits, `_handing` still has the rest.
             self._handing = chain(self._handing, self._counted_here())
             async for requests, expires_us in slowly(self._handing):
-                self.owe(requests, expires_us)
-        self._tell()
+                self.add(requests, expires_us)
+        self._send()
 
-    def owe(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
+    def add(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
         """Takes requests that the server is to count as soon as it can be told.
 
         From `expires_us` on, by the server's time, their windows are over and nobody need tell it.
@@ -120,37 +118,38 @@ class Debts:
         for at, hits in enumerate(requests):
             added = weight(hits)
             if at > start and weighs + added > MAX_CALL_WEIGHT:
-                self._owed.append(Debt(requests[start:at], weighs, expires_us, self._told))
+                self._waiting.append(Resync(requests[start:at], weighs, expires_us, self._counted))
                 start, weighs = at, 0
             weighs += added
-        self._owed.append(Debt(requests[start:], weighs, expires_us, self._told))
-        while len(self._owed) > _MAX_OWED:
-            self._owed.popleft()
+        self._waiting.append(Resync(requests[start:], weighs, expires_us, self._counted))
+        while len(self._waiting) > _MAX_WAITING:
+            self._waiting.popleft()
             if not self._overflowing:
                 log.warning(
                     "Redis at %s will not be told of all that was counted here", self._address
                 )
             self._overflowing = True
 
-    def _tell(self) -> None:
-        """Sends debts, about one script call's weight at a time: charges come between."""
-        now, at_us = elapsed_us(), self._server.now_us()
-        while self._owed and self._server.available and self._telling < MAX_CALL_WEIGHT:
-            debt = self._owed.popleft()
-            if debt.expires_us > at_us:
-                # If the connection is given up, the debt is told again. So the server must not
+    def _send(self) -> None:
+        """Sends resyncs, about one script call's weight at a time: charges come between."""
+        now, at_us = elapsed_us(), self._clock.now_us()
+        while self._waiting and self._server.available and self._sent_weight < MAX_CALL_WEIGHT:
+            resync = self._waiting.popleft()
+            if resync.expires_us > at_us:
+                # If the connection is given up, the resync is told again. So the server must not
                 # count it after that.
-                debt.deadline_us = min(self._server.elapsed_at(debt.expires_us), now + _TELL_US)
-                self._telling += debt.weight
-                self._telling_since_us = now
-                self._server.charge(debt)
+                expires_us = self._clock.elapsed_at(resync.expires_us)
+                resync.urgency = Urgency(min(expires_us, now + _COUNT_US))
+                self._sent_weight += resync.weight
+                self._sent_since_us = now
+                self._server.charge(resync)
 
-    def _told(self, debt: Debt) -> None:
-        """Hears that a debt is settled. What the server has not counted becomes a debt again."""
-        self._telling -= debt.weight
-        if debt.untold:
-            self.owe(debt.untold, debt.expires_us)
-        elif self._owed and not self._telling:
-            # The server gets as much time for other requests as these debts have taken.
-            took = (elapsed_us() - self._telling_since_us) / 1_000_000
-            self._loop.call_later(took, self._tell)
+    def _counted(self, resync: Resync) -> None:
+        """Hears that a resync is settled. What the server has not counted is told again."""
+        self._sent_weight -= resync.weight
+        if resync.uncounted:
+            self.add(resync.uncounted, resync.expires_us)
+        elif self._waiting and not self._sent_weight:
+            # The server gets as much time for other requests as these resyncs have taken.
+            took = (elapsed_us() - self._sent_since_us) / 1_000_000
+            self._loop.call_later(took, self._send)

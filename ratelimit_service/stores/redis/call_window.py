@@ -1,0 +1,129 @@
+"""How many script calls to one server may be under way, and how long they take.
+
+What must not live here: what waits to be sent (`batches`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ratelimit_service.stores import PRIORITIES
+
+__all__ = ["CallWindow", "SentCalls"]
+
+_IN_FLIGHT: Final = 2
+"""Script calls under way at a time; meanwhile the next one fills up. Those of larger priorities do
+not count: nothing of a smaller priority waits for them."""
+
+_MAX_IN_FLIGHT: Final = 8
+"""So many may be under way if the server waits for this process, and not the other way round."""
+
+_FIRST_FULL: Final = 32
+"""So many requests are taken to fit into a call before one was full."""
+
+_LOST_US: Final = 2_000_000
+"""A call that has no reply after this time will have none: its connection is closed sooner."""
+
+_FORGOTTEN_US: Final = 5_000
+"""After each such time in which nothing was under way, calls are taken to need half as long. What
+would have too little time left is not sent, so nothing else would show that they need less again.
+"""
+
+
+class SentCalls:
+    """Script calls sent together: how many have no reply yet, and their smallest priority."""
+
+    __slots__ = ("missing", "priority")
+
+    def __init__(self, missing: int, priority: int) -> None:
+        self.missing = missing
+        self.priority = priority
+
+
+class CallWindow:
+    """The calls to one server that are under way."""
+
+    __slots__ = ("_idle_us", "_limit", "_sent_us", "by_priority", "full", "reply_us")
+
+    def __init__(self) -> None:
+        self.by_priority = [0] * PRIORITIES
+        """How many writes of calls have no reply yet, by the smallest priority in them."""
+        self._limit = _IN_FLIGHT
+        """So many full calls may be under way. While they wait for this process to look, and not
+        for the server, one is added at each reply."""
+        self.full = _FIRST_FULL
+        """How many requests went out together last, when there were more than fitted."""
+        self.reply_us = 0
+        """How long calls took lately, from when they were made until their reply was handed on.
+        What has less time left is not sent: it would be counted in vain, and keep others waiting.
+        """
+        self._sent_us = 0
+        """When the last call was sent."""
+        self._idle_us = 0
+        """Since when nothing is under way. `reply_us` is halved for each `_FORGOTTEN_US` of that,
+        and this moves on by as much, so that no time counts twice."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not any(self.by_priority)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more call may be under way if it is a full one."""
+        return sum(self.by_priority) < self._limit
+
+    def sent(self, now_us: int) -> None:
+        """Notes that calls were sent."""
+        self._sent_us = now_us
+
+    def landed(self, sent: SentCalls, count: int, now_us: int) -> None:
+        """Notes that so many of the calls sent together have a reply, or will have none."""
+        sent.missing -= count
+        if not sent.missing:
+            self.by_priority[sent.priority] = max(0, self.by_priority[sent.priority] - 1)
+            if self.empty:
+                self._idle_us = now_us
+
+    def forget_lost(self, now_us: int) -> None:
+        """Takes calls that should long have a reply for lost: after a fault nobody else would."""
+        if not self.empty and now_us - self._sent_us > _LOST_US:
+            self.by_priority = [0] * PRIORITIES
+
+    def forget_times(self, now_us: int) -> None:
+        """Forgets how long calls took when nothing was under way for a while."""
+        if self.empty:
+            times = (now_us - self._idle_us) // _FORGOTTEN_US
+            self.reply_us >>= min(times, 62)
+            self._idle_us += times * _FORGOTTEN_US
+
+    def learn(self, took_us: int) -> None:
+        """Notes how long a reply took; a hang is forgotten after some replies."""
+        self.reply_us += (took_us - self.reply_us) // 4
+
+    def shrink(self) -> None:
+        """The server waits for nobody: fewer calls may be under way."""
+        self._limit = max(_IN_FLIGHT, self._limit - 1)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether more calls may ever be under way than now."""
+        return self._limit < _MAX_IN_FLIGHT
+
+    def grow(self) -> None:
+        """The server waits for this process: one more call may be under way."""
+        self._limit += 1
+
+    def wait_us(self, waiting: int) -> int:
+        """How long a request takes before which so many wait to be sent."""
+        return self.reply_us + self.reply_us * waiting // (self.full * self._limit)
+
+    def below(self) -> int:
+        """Requests of priorities below this number may be sent now, if they fill no call."""
+        if sum(self.by_priority) < _IN_FLIGHT:
+            return PRIORITIES
+        below, count = 0, self.by_priority[0]
+        while count < _IN_FLIGHT:
+            below += 1
+            count += self.by_priority[below]
+        return below
