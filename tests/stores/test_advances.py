@@ -323,3 +323,22 @@ async def test_a_bounded_number_of_counters_is_known(processes: list[Process], c
 
     assert len(one.advances) == 10_000
     assert await counted(one, first) == 5 + one.advances.held(first)
+
+
+@pytest.mark.parametrize("limit", _BUCKETS.values(), ids=_BUCKETS)
+async def test_a_reload_that_lowers_the_rate(
+    processes: list[Process], clock: Time, limit: Limit
+) -> None:
+    """From then on nothing is asked for at the old rate: admitted is what the new one allows."""
+    one, _ = processes
+    fast = limit._replace(requests_per_unit=60_000, burst=1_000)
+    slow = limit._replace(requests_per_unit=600, burst=1_000)
+    for _ in range(500):
+        clock.now_us += 2_000
+        await one.admitted(1, hit(fast))
+    passed = 0
+    for _ in range(5_000):
+        clock.now_us += 2_000
+        passed += await one.admitted(1, hit(slow))
+
+    assert passed <= 1_000 + 10 * 10

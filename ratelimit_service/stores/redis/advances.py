@@ -219,17 +219,27 @@ class Advances:
             self._hits["spent"] += spent
         if taken:
             self._charge_rest(taken, found, done, wanted, deadline_us, priority)
-        for balance in wanting:
-            self._ask(balance, now_us, priority)
-        if not taken:
+        else:
             done([one for one in found if one is not None])
+        for balance in wanting:
+            try:
+                self._ask(balance, now_us, priority)
+            except Exception as error:  # it must not cost others their answers
+                balance.asking = False
+                self._bugs.note("hits could not be asked for ahead", error)
 
     def _pay(self, hit: Hit, now_us: int, wanting: list[Balance]) -> Outcome | None:
         """Spends a hit, if its balance can pay all of it. Notes who should ask for an advance."""
         key, spec, addend, mode, count_denied, refund, _, _, _, _ = hit
         if not (spec.advances and addend) or mode or count_denied or refund:
             return None
-        balance = self._balances.get((key, spec.limit)) or self._new(hit, now_us)
+        balance = self._balances.get((key, spec.limit))
+        if balance is not None and balance.hit.spec is not spec and balance.hit.spec != spec:
+            del self._balances[key, spec.limit]  # other rules have another rate or window
+            self._let_go(balance, now_us)
+            balance = None
+        if balance is None:
+            balance = self._new(hit, now_us)
         balance.hits += addend
         balance.used_us = now_us
         unspent = balance.unspent - addend
@@ -244,7 +254,8 @@ class Advances:
             wanting.append(balance)
         if unspent < 0:
             return None
-        return Outcome(False, balance.left + unspent, balance.resets_us - now_us, addend)
+        resets_us = max(0, balance.resets_us - now_us)
+        return Outcome(False, balance.left + unspent, resets_us, addend)
 
     def _take(
         self, hits: Sequence[Hit], now_us: int, wanting: list[Balance], *, paid: bool
