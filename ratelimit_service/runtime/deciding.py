@@ -33,7 +33,13 @@ async def deciding(
     try:
         await store.start()
         service = Service(
-            snapshot, store, settings, stats, note=health.note, known_over=opened.known_over
+            snapshot,
+            store,
+            settings,
+            stats,
+            note=health.note,
+            known_over=opened.known_over,
+            pay=opened.pay,
         )
         service.enqueueing = enqueueing = Enqueueing(queues, stats)
         history = CallerHistory(service.callers, records) if service.callers is not None else None

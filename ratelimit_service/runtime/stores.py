@@ -14,7 +14,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.caller_history import Board
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import KnownOver, LookAt, ShardState, Store, unknown
+from ratelimit_service.stores import KnownOver, LookAt, Pay, ShardState, Store, unknown
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory, OverrideStore
@@ -35,7 +35,8 @@ class Opened(NamedTuple):
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
     stand, `forget` lets them start again from nothing. Processes leave `records` there for each
     other. Rules have `queues` there for denied requests. `shard_states` says how the store's
-    servers stand, if it has any. `known_over` says who is over without counting.
+    servers stand, if it has any. `known_over` says who is over without counting. `pay` settles what
+    needs no store, if anything may.
     """
 
     store: Store
@@ -48,6 +49,7 @@ class Opened(NamedTuple):
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
     known_over: KnownOver = unknown
+    pay: Pay | None = None
 
 
 def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -105,6 +107,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         queues,
         states,
         advances.known_over,
+        advances.pay,
     )
 
 

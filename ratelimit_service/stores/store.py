@@ -15,6 +15,7 @@ __all__ = [
     "KnownOver",
     "Look",
     "LookAt",
+    "Pay",
     "ShardState",
     "Store",
     "Wanted",
@@ -87,6 +88,10 @@ class ShardState(NamedTuple):
 KnownOver = Callable[[Sequence[Hit]], Settled | None]
 """What becomes of a request that is known to be over its limits, without counting anything; None if
 that is not known. For when there is no time to count."""
+
+Pay = Callable[[Sequence[Sequence[Hit]], int], list[Settled | None]]
+"""Settles those requests of a priority that need no store; None for those that are to be charged,
+of which nothing is noted."""
 
 LookAt = Callable[[Sequence[Hit]], Awaitable[list[Look | None]]]
 """Tells how the counters of peeks stand, without changing them; None if nobody can say. This is

@@ -25,6 +25,7 @@ class Process:
     """One process: its store, its balances, and what it counts for metrics."""
 
     def __init__(self, url: str, clock: Time) -> None:
+        self.clock = clock
         self.stats = Stats()
         self.store = RedisStore(url, 10_000_000, self.stats, Health(), clock)
         self.advances = Advances(self.store, self.store, self.stats, unknown, clock)

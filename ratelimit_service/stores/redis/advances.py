@@ -44,7 +44,7 @@ from ratelimit_service.stores import (
     always,
     wanted_at,
 )
-from ratelimit_service.stores.redis.balance import Balance, Taken
+from ratelimit_service.stores.redis.balance import Balance, Taken, payable
 from ratelimit_service.stores.redis.cross_shard import shard_part_of
 
 __all__ = ["Advances", "Lender"]
@@ -196,75 +196,101 @@ class Advances:
         if not LEASED.exist or not any(hit[1].advances for hits in requests for hit in hits):
             self._store.charge(requests, done, wanted, deadline_us, priority)
             return
+        found = self.pay(requests, priority)
+        if None not in found:
+            done([one for one in found if one is not None])
+            return
+        now_us = self._clock()
+        wanting: list[Balance] = []
+        taken = [
+            self._take(hits, now_us, wanting)
+            for hits, settled in zip(requests, found, strict=True)
+            if settled is None
+        ]
+        self._charge_rest(taken, found, done, wanted, deadline_us, priority)
+        self._ask_all(wanting, now_us, priority)
+
+    def pay(self, requests: Sequence[Sequence[Hit]], priority: int) -> list[Settled | None]:
+        """Pays those requests that balances can pay, which need no server; None for the others.
+
+        Of those nothing is noted: they are to be charged.
+        """
         now_us = self._clock()
         found: list[Settled | None] = []
-        taken: list[Taken] = []
         wanting: list[Balance] = []
         spent = 0
         for hits in requests:
-            if len(hits) == 1:
-                outcome = self._pay(hits[0], now_us, wanting)
-                if outcome is not None:
-                    spent += outcome.charged
-                    found.append(Settled([outcome], _WITHIN))
-                    continue
-            one = self._take(hits, now_us, wanting, paid=len(hits) > 1)
-            if one.rest:
+            if len(hits) > 1 and not self._can_pay(hits, now_us):
                 found.append(None)
-                taken.append(one)
-            else:
-                spent += sum([hit.addend for hit in hits])
-                found.append(Settled(one.outcomes, _WITHIN))
+                continue
+            outcomes = [self._pay(hit, now_us, wanting) for hit in hits]
+            if outcomes and outcomes[0] is None:
+                found.append(None)
+                continue
+            spent += sum([hit.addend for hit in hits])
+            found.append(Settled(outcomes, _WITHIN))
         if spent:
             self._hits["spent"] += spent
-        if taken:
-            self._charge_rest(taken, found, done, wanted, deadline_us, priority)
-        else:
-            done([one for one in found if one is not None])
-        for balance in wanting:
-            try:
-                self._ask(balance, now_us, priority)
-            except Exception as error:  # it must not cost others their answers
-                balance.asking = False
-                self._bugs.note("hits could not be asked for ahead", error)
+        self._ask_all(wanting, now_us, priority)
+        return found
+
+    def _can_pay(self, hits: Sequence[Hit], now_us: int) -> bool:
+        """Whether balances can pay all of a request, of which several hits may meet one."""
+        owed: dict[Balance, int] = {}
+        for hit in hits:
+            balance = self._paying(hit, now_us)
+            if balance is None:
+                return False
+            owed[balance] = owed.get(balance, 0) + hit.addend
+            if owed[balance] > balance.unspent:
+                return False
+        return True
+
+    def _paying(self, hit: Hit, now_us: int) -> Balance | None:
+        """What can pay all of a hit."""
+        if not payable(hit):
+            return None
+        balance = self._balances.get((hit.key, hit.spec.limit))
+        return balance if balance is not None and balance.pays(hit, now_us) else None
 
     def _pay(self, hit: Hit, now_us: int, wanting: list[Balance]) -> Outcome | None:
         """Spends a hit, if its balance can pay all of it. Notes who should ask for an advance."""
-        key, spec, addend, mode, count_denied, refund, _, _, _, _ = hit
-        if not (spec.advances and addend) or mode or count_denied or refund:
+        balance = self._paying(hit, now_us)
+        if balance is None:
             return None
-        balance = self._balances.get((key, spec.limit))
+        outcome = balance.spend(hit.addend, now_us)
+        if balance.unspent <= balance.low and not balance.asking:
+            balance.asking = True
+            wanting.append(balance)
+        return outcome
+
+    def _not_paid(self, hit: Hit, now_us: int, wanting: list[Balance]) -> None:
+        """Notes that a hit is charged plainly, and who should ask for an advance."""
+        if not payable(hit):
+            return
+        spec = hit.spec
+        balance = self._balances.get((hit.key, spec.limit))
         if balance is not None and balance.hit.spec is not spec and balance.hit.spec != spec:
-            del self._balances[key, spec.limit]  # other rules have another rate or window
+            del self._balances[hit.key, spec.limit]  # other rules have another rate or window
             self._let_go(balance, now_us)
             balance = None
         if balance is None:
             balance = self._new(hit, now_us)
-        balance.hits += addend
+        balance.hits += hit.addend
         balance.used_us = now_us
-        unspent = balance.unspent - addend
-        if unspent < 0 or now_us >= balance.end_us:
-            if balance.unspent and now_us >= balance.end_us:
-                self._end(balance)
-            unspent = -1
-        else:
-            balance.unspent = unspent
-        if unspent <= balance.low and not balance.asking:
+        if balance.unspent and now_us >= balance.end_us:
+            self._end(balance)
+        if not balance.asking:
             balance.asking = True
             wanting.append(balance)
-        if unspent < 0:
-            return None
-        resets_us = max(0, balance.resets_us - now_us)
-        return Outcome(False, balance.left + unspent, resets_us, addend)
 
-    def _take(
-        self, hits: Sequence[Hit], now_us: int, wanting: list[Balance], *, paid: bool
-    ) -> Taken:
-        """Takes those hits of a request from balances that they can pay; none unless `paid`."""
+    def _take(self, hits: Sequence[Hit], now_us: int, wanting: list[Balance]) -> Taken:
+        """Takes those hits of a request from balances that they can pay."""
         taken = Taken(hits)
         for at, hit in enumerate(hits):
-            outcome = self._pay(hit, now_us, wanting) if paid else None
+            outcome = self._pay(hit, now_us, wanting)
             if outcome is None:
+                self._not_paid(hit, now_us, wanting)
                 taken.rest.append(at)
                 continue
             balance = self._balances[hit.key, hit.spec.limit]
@@ -345,6 +371,15 @@ class Advances:
         return outcome
 
     # What is asked for, and what goes back.
+
+    def _ask_all(self, wanting: Sequence[Balance], now_us: int, priority: int) -> None:
+        """Asks for what these need; a fault with one must not cost others their answers."""
+        for balance in wanting:
+            try:
+                self._ask(balance, now_us, priority)
+            except Exception as error:
+                balance.asking = False
+                self._bugs.note("hits could not be asked for ahead", error)
 
     def _new(self, hit: Hit, now_us: int) -> Balance:
         """Gets to know a counter; the table is bounded."""

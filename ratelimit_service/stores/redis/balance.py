@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.stores import NEVER, Outcomes
 
-__all__ = ["Balance", "Taken"]
+__all__ = ["Balance", "Taken", "payable"]
 
 
 class Balance:
@@ -63,6 +63,20 @@ class Balance:
         self.since_us = now_us
         self.used_us = now_us
 
+    def pays(self, hit: Hit, now_us: int) -> bool:
+        """Whether it can pay all of a hit, which is on this counter by whichever rules."""
+        if self.unspent < hit.addend or now_us >= self.end_us:
+            return False
+        return self.hit.spec is hit.spec or self.hit.spec == hit.spec
+
+    def spend(self, addend: int, now_us: int) -> Outcome:
+        """Pays so many hits."""
+        self.hits += addend
+        self.used_us = now_us
+        self.unspent -= addend
+        resets_us = max(0, self.resets_us - now_us)
+        return Outcome(False, self.left + self.unspent, resets_us, addend)
+
 
 class Taken:
     """What one request has taken of balances, for its hits at `ats`, and what is charged plainly.
@@ -79,3 +93,10 @@ class Taken:
         self.windows: list[int] = []
         self.outcomes: Outcomes = [None] * len(hits)
         self.rest: list[int] = []
+
+
+def payable(hit: Hit) -> bool:
+    """Whether a hit may be paid from what is held; others have to be charged plainly."""
+    if not hit.spec.advances or not hit.addend:
+        return False
+    return not (hit.mode or hit.count_denied or hit.refund)
