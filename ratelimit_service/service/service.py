@@ -14,7 +14,7 @@ from typing import Final
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.limiter import TopCallers, queue_of, tally_sample
-from ratelimit_service.model import LEASED, Hit
+from ratelimit_service.model import Hit
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
@@ -177,7 +177,7 @@ class Service:
         """
         known: list[tuple[PlannedRequest, Settled] | None] = []
         pay = self._pay
-        if pay is None or not LEASED.exist:
+        if pay is None or not self.leases:
             return [None] * len(bodies)
         try:
             number = self._rules().number
@@ -213,6 +213,11 @@ class Service:
         for place, answer in zip(places, given, strict=False):
             answers[place] = answer
         return answers
+
+    @property
+    def leases(self) -> bool:
+        """Whether any limit is leased."""
+        return self._snapshot().leases
 
     def _remembered(self, body: bytes, number: int) -> PlannedRequest | None:
         """A remembered request that is charged as it is planned; else None."""
@@ -291,7 +296,7 @@ class Service:
         steered: list[Steered | None] | None,
     ) -> None:
         """Charges a batch that is planned. Requests that need no store wait for no others."""
-        if batch.divisible and LEASED.exist and self._pay is not None and len(planned) > 1:
+        if batch.divisible and self._pay is not None and len(planned) > 1 and self.leases:
             batch.planned = planned
             rest = self._answer_paid(batch, steered, self._pay)
             if len(rest) < len(planned):
