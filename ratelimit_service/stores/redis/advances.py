@@ -359,7 +359,7 @@ class Advances:
         """Learns what is left of a leased limit, and says no longer wait than others may need."""
         if outcome is None or not hit.spec.advances:
             return outcome
-        if not cached:
+        if not (cached or outcome.local):
             self._sent["hit"] += 1
         balance = self._balances.get((hit.key, hit.spec.limit))
         if balance is not None and not outcome.local:
@@ -417,7 +417,6 @@ class Advances:
         if wanted < LEAST_ADVANCE or balance.left // (2 * processes) < LEAST_ADVANCE:
             balance.asking = False
             return
-        self._sent["advance"] += 1
         asked = Hit(
             hit.key,
             hit.spec,
@@ -434,6 +433,7 @@ class Advances:
         now_us = self._clock()
         if outcome is None:
             return
+        self._sent["advance"] += 1
         self._round_trip_us += (now_us - asked_us - self._round_trip_us) // 4
         balance.left = outcome.remaining
         if not outcome.charged:
@@ -480,7 +480,6 @@ class Advances:
             return
         balance.unspent = balance.low = 0
         self._returning += 1
-        self._sent["hand_back"] += 1
         receipt = Receipt(balance.at_us, balance.until_us)
         back = Hit(balance.hit.key, balance.hit.spec, unspent, refund=True, receipt=receipt)
         self._lender.hand_back(back, partial(self._back, unspent))
@@ -488,6 +487,8 @@ class Advances:
     def _back(self, unspent: int, found: Outcomes | None) -> None:
         """Hears that hits were handed back, once at most; without an answer they are lost."""
         outcome = found[0] if found else None
+        if outcome is not None:
+            self._sent["hand_back"] += 1
         given = min(outcome.charged, unspent) if outcome is not None else 0
         self._hits["handed_back"] += given
         self._hits["lost"] += unspent - given
