@@ -286,7 +286,7 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _labelled(
         "leased_sent",
-        "What was sent to Redis for leased limits.",
+        "Hits, advances and hand-backs of leased limits that Redis has answered.",
         "what",
         ("hit", "advance", "hand_back"),
         "leased_sent",

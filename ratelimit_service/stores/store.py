@@ -57,13 +57,13 @@ class Look(NamedTuple):
     """A counter as it stands: the outcome of a peek, and the state where that holds a list.
 
     `at_us` is the time of the clock that counts. Of the hits on it, this process holds as many as
-    `held`: they are counted, and not spent.
+    `held`: they are counted, and not spent. It is None where no process ever holds any.
     """
 
     outcome: Outcome
     state: State | None
     at_us: int
-    held: int = 0
+    held: int | None = None
 
 
 class ShardState(NamedTuple):

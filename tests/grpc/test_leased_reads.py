@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from ratelimit_service import wire
 from ratelimit_service.grpc.h2.frames import FrameType
-from ratelimit_service.model import Request
-from ratelimit_service.stores import unknown
+from ratelimit_service.model import Hit, Request
+from ratelimit_service.stores import NEVER, Done, Wanted, always, unknown
 from ratelimit_service.stores.redis.advances import Advances
 from tests.grpc.ends import come
 from tests.grpc.served_ends import Beside, Ends, rounds
+from tests.grpc.test_traces import Keeping
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Heard, descriptor
-from tests.service.overriding import GRANT, override
+from tests.service.overriding import BAN, GRANT, override
 from tests.stores.conftest import Time
 from tests.stores.leasing import Process, processes_on
 
@@ -42,6 +43,24 @@ class Slow(Away):
 
     def wait_us(self, priority: int) -> int:
         return 90_000_000
+
+
+class Broken(Away):
+    """A store that has a fault of its own, if it is told so."""
+
+    fault = False
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+        priority: int = 0,
+    ) -> None:
+        if self.fault:
+            raise RuntimeError("a fault of the store")
+        super().charge(requests, done, wanted, deadline_us, priority)
 
 
 @pytest.fixture
@@ -171,6 +190,57 @@ async def test_listeners_hear_of_each_call_once(
     await decided(ends)
 
     assert [record.body[-1:] for record in heard] == [b"a", b"x", b"c"]
+
+
+async def test_each_call_has_the_span_of_its_caller(rules: Path, process: Process) -> None:
+    """Spans are told of the calls that they are for, however their read was divided."""
+    ends = Ends(Asking(rules, _RULES, store=process.advances))
+    await held(ends, process, "user=a")
+    ends.service.telling.tracer = tracer = Keeping()
+    read = b""
+    for number, text in enumerate(("plan=x", "user=a", "plan=y", "user=a")):
+        body = wire.encode_request(Request("edge", (descriptor(text),)))
+        headers = [("traceparent", str(number))]
+        read += ends.client.headers(headers) + ends.client.data(body)
+
+    ends.receive(read)
+    await decided(ends)
+
+    told = [(headers, record.body[-1:]) for headers, record in tracer.heard]
+    assert told == [
+        ([(b"traceparent", b"%d" % number)], value)
+        for number, value in ((1, b"a"), (3, b"a"), (0, b"x"), (2, b"y"))
+    ]
+
+
+async def test_a_ban_is_not_paid(rules: Path, process: Process) -> None:
+    """Who is banned is denied in any read, whatever is held of his limit."""
+    ends = Ends(Asking(rules, _RULES, store=process.advances))
+    await held(ends, process, "user=a", "user=bob")
+    ends.service.steering.add([override(BAN)])
+    ends.stats.take()
+
+    ends.receive(frames(ends, "user=bob", "user=a", "user=bob"))
+    await decided(ends)
+
+    assert ends.stats.decisions == {"ok": 1, "over_limit": 2}
+
+
+async def test_a_fault_of_the_store_costs_only_those_who_need_it(
+    rules: Path, process: Process
+) -> None:
+    """Calls that were paid have their answers; the others of the read are refused."""
+    store = Broken()
+    advances = Advances(store, process.store, process.stats, unknown, process.clock)
+    ends = Ends(Asking(rules, _RULES, store=advances))
+    await held(ends, process, "user=a")
+    store.fault = True
+
+    said = ends.receive(frames(ends, "plan=x", "user=a", "plan=y"))
+
+    assert (answered(said), said.count(FrameType.HEADERS)) == (1, 4)
+    assert ends.stats.refusals == {"internal": 2}
+    assert ends.served.undecided == 0
 
 
 async def test_a_slow_store_refuses_nobody_who_does_not_need_it(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import redis
 
+from ratelimit_service.cli.inspect import standing
 from ratelimit_service.model import Code
 from tests.runtime.callers import ask, clients
 from tests.runtime.conftest import RULES, Start
@@ -57,9 +58,9 @@ def test_a_service_that_stops_hands_back(
     """
     service = leased(start, own_redis, tmp_path, 100_000)
     assert passed(service, 400) == 400
-    (counter,) = json.loads(service.admin("/inspect?domain=edge&descriptor=user=bob").text)[
-        "counters"
-    ]
+    answer = json.loads(service.admin("/inspect?domain=edge&descriptor=user=bob").text)
+    (counter,), (line,) = answer["counters"], standing(answer)
+    assert f" ({counter['held_here']} of them held by the process that was asked), " in line
     assert counter["count"] >= 400 + counter["held_here"]
 
     service.signal(signal.SIGTERM)

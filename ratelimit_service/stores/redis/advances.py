@@ -394,7 +394,7 @@ class Advances:
         """Learns what is left of a leased limit, and says no longer wait than others may need."""
         if outcome is None or not hit.spec.advances:
             return outcome
-        if not cached:
+        if not (cached or outcome.local):
             self._sent["hit"] += 1
         balance = self._table.get(name_of(hit))
         if balance is not None and not outcome.local:
@@ -443,7 +443,6 @@ class Advances:
         if wanted < LEAST_ADVANCE or share < LEAST_ADVANCE or too_late:
             balance.asking = False
             return
-        self._sent["advance"] += 1
         asked = Hit(
             hit.key,
             hit.spec,
@@ -460,6 +459,7 @@ class Advances:
         now_us = self._clock()
         if outcome is None:
             return
+        self._sent["advance"] += 1
         self._round_trip_us += (now_us - asked_us - self._round_trip_us) // 4
         balance.left = outcome.remaining
         if not outcome.charged:

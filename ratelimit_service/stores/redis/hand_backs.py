@@ -108,7 +108,7 @@ class Balances:
 
         What counts beyond its end goes back before that.
         """
-        now_us, handed_back = self._clock(), self._sent["hand_back"]
+        now_us, returning = self._clock(), self._returning
         if self._at >= len(self._looking_at):
             self._looking_at, self._at = list(self.table.values()), 0
         specs = self._specs
@@ -124,7 +124,7 @@ class Balances:
                     self.remove(balance, now_us)
             elif now_us >= balance.returns_us and balance.unspent > balance.needed(now_us):
                 self.hand_back(balance, now_us)
-            if self._sent["hand_back"] - handed_back >= _HANDED_BACK:
+            if self._returning - returning >= _HANDED_BACK:
                 break
 
     def end(self, balance: Balance) -> None:
@@ -143,7 +143,6 @@ class Balances:
             return
         balance.unspent = balance.low = 0
         self._returning += 1
-        self._sent["hand_back"] += 1
         receipt = Receipt(balance.at_us, balance.until_us)
         back = Hit(balance.hit.key, balance.hit.spec, unspent, refund=True, receipt=receipt)
         self._hand_back(back, partial(self._back, unspent))
@@ -155,6 +154,8 @@ class Balances:
     def _back(self, unspent: int, found: Outcomes | None) -> None:
         """Hears that hits were handed back, once at most; without an answer they are lost."""
         outcome = found[0] if found else None
+        if outcome is not None:
+            self._sent["hand_back"] += 1
         given = min(outcome.charged, unspent) if outcome is not None else 0
         self._hits["handed_back"] += given
         self._hits["lost"] += unspent - given
