@@ -155,13 +155,21 @@ class LocalCache:
                 if over is None or not _cached(hit) or over.spec != hit.spec:
                     break
                 if over.expires_us <= now:
-                    self._forget(hit[0])
+                    self._expired(hit[0], over, now)
                     break
                 outcomes.append(Outcome(True, 0, over.passes_us - now, 0))
             else:
                 if outcomes and len({hit.key for hit in hits}) == len(hits):
                     known[index] = Settled(outcomes, Verdict.DENIED, 0, cached=True)
         return known
+
+    def _expired(self, key: bytes, over: _Over, now: int) -> None:
+        """The store is asked again. Of a leased limit one asks for all, until it has its answer."""
+        if over.spec.advances and now < over.passes_us:
+            expires_us = min(over.passes_us, now + denied_us(over.spec))
+            self._over[key] = over._replace(expires_us=expires_us)
+        else:
+            self._forget(key)
 
     def known_over(self, hits: Sequence[Hit]) -> Settled | None:
         """What becomes of a request of which every hit is known to be over; else None."""
@@ -208,7 +216,11 @@ class LocalCache:
                 self.given_back([hit.key])
             elif outcome.over:
                 self._remember(hit, outcome, hits, asked_us)
-            elif not outcome.charged or _leaks_otherwise(self._over.get(hit.key), hit):
+            elif (
+                not outcome.charged
+                or hit.spec.advances
+                or _leaks_otherwise(self._over.get(hit.key), hit)
+            ):
                 self._forget(hit.key)  # hits of others may pass
 
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:

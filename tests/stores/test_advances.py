@@ -473,6 +473,30 @@ async def test_a_refund_beside_another_limit(processes: list[Process]) -> None:
     assert await counted(one, exact) == 38
 
 
+async def test_one_call_finds_out_for_all_whether_a_limit_is_still_over(
+    processes: list[Process], clock: Time
+) -> None:
+    """Of many calls that are denied one asks now and then; when it passes, so may the others."""
+    one, other = processes
+    cache = LocalCache(one.store, 1 << 20, one.stats, clock)
+    one.advances = Advances(cache, one.store, one.stats, cache.known_over, clock)
+    await other.ask([hit(addend=1_000)])
+    await one.ask([hit()])
+    asked = one.stats.leased_sent["hit"]
+
+    clock.now_us += 2 * SECOND
+    denied = await one.ask(*[(hit(),)] * 50)
+    await other.ask([hit(addend=900)._replace(refund=True)])
+    clock.now_us += 2 * SECOND
+    first = await one.ask(*[(hit(),)] * 50)
+    then = await one.ask(*[(hit(),)] * 50)
+
+    assert one.stats.leased_sent["hit"] == asked + 1 + 1 + 50
+    assert [each.verdict.passes for each in denied] == [False] * 50
+    assert [each.verdict.passes for each in first] == [True] + [False] * 49
+    assert [each.verdict.passes for each in then] == [True] * 50
+
+
 @pytest.mark.parametrize("limit", [Limit(1, Unit.HOUR), _BUCKETS["leaky_bucket"]])
 async def test_who_is_known_to_be_over_waits_for_a_second_at_most(
     processes: list[Process], clock: Time, limit: Limit
