@@ -229,7 +229,8 @@ def _of_advances(limit: Limit) -> Iterator[Contradiction]:
         least = -(-AHEAD_PARTS * _LEAST_ADVANCE_US * rate // limit.window_us)
         message = (
             "sync: leased counts hits ahead for 5 % of the time in which the bucket fills, which "
-            f"is below 20ms: write a burst of at least {least}, or leave sync out"
+            f"is below 20ms: write a burst of at least {least}, of which at most "
+            f"{least - -(-least // AHEAD_PARTS)} pass in one call, or leave sync out"
         )
         yield Contradiction("sync", message, "sync")
 
