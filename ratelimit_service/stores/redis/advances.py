@@ -102,7 +102,7 @@ class Lender(Protocol):
         """How these counters stand."""
 
     def processes(self, hit: Hit, /) -> int:
-        """How many processes count where this counter lies, as last known."""
+        """How many processes count where this counter lies; 0 while its server is away."""
 
 
 class Advances:
@@ -414,7 +414,11 @@ class Advances:
         hit = balance.hit
         wanted = min(demand - balance.unspent, MAX_ADDEND)
         processes = min(self._lender.processes(hit), 0xFFFF)
-        if wanted < LEAST_ADVANCE or balance.left // (2 * processes) < LEAST_ADVANCE:
+        if (
+            not processes
+            or wanted < LEAST_ADVANCE
+            or balance.left // (2 * processes) < LEAST_ADVANCE
+        ):
             balance.asking = False
             return
         asked = Hit(
