@@ -29,6 +29,7 @@ COMPILED = """
     stores/redis/shard
     stores/redis/connection
     stores/redis/store stores/redis/advance stores/redis/advances stores/redis/balance
+    stores/redis/hand_backs
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
     limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response

@@ -30,7 +30,6 @@ from ratelimit_service.grpc.h2.limits import MAX_WATCHES
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
-from ratelimit_service.model import LEASED
 from ratelimit_service.service import (
     NEVER,
     PRIORITIES,
@@ -149,7 +148,7 @@ class ServiceCalls:
         late.refused = True
         rest = _some(calls, range(away, len(calls.stream_ids)))
         calls = _some(calls, range(away))
-        if late.store_us and LEASED.exist:  # who needs no store is not refused for its sake
+        if late.store_us and self._service.leases:  # who needs no store is not refused for its sake
             counted = in_time(total, *waited_us, visit.each_us, patience_us, 0)
             calls = self._pay(client, calls, refused(away, late.before, total, counted))
         if calls.stream_ids:

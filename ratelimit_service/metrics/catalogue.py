@@ -281,7 +281,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "leased_hits",
         "Hits of leased limits that were counted ahead, and what became of them.",
         "event",
-        ("advanced", "spent", "handed_back", "lost"),
+        ("advanced", "spent", "refunded", "handed_back", "lost"),
         "leased_hits",
     ),
     _labelled(

@@ -1,7 +1,6 @@
 """Frozen values that every part of the service speaks in. No behaviour beyond arithmetic."""
 
 from ratelimit_service.model.algorithm import (
-    LEASED,
     TICKS_US,
     Algorithm,
     BundleFunction,
@@ -53,7 +52,6 @@ __all__ = [
     "DAYS",
     "DAY_MINUTES",
     "HEADER_NAME",
-    "LEASED",
     "MAX_ADDEND",
     "MAX_EXACT",
     "MAX_OVERRIDES",

@@ -18,7 +18,6 @@ from ratelimit_service.model.step import Held, Receipt, State, Step
 from ratelimit_service.model.unit import SECOND_US
 
 __all__ = [
-    "LEASED",
     "TICKS_US",
     "Algorithm",
     "BundleFunction",
@@ -187,15 +186,6 @@ class CounterForm(NamedTuple):
     advances: bool = False
 
 
-class _Leased:
-    """Whether any limit of this process was leased yet: if none was, nobody looks for those."""
-
-    exist: bool = False
-
-
-LEASED: Final = _Leased()
-
-
 class CounterSpec:
     """How one counter counts. Shared by all counters of a limit; never changed.
 
@@ -246,8 +236,6 @@ class CounterSpec:
         self.queue: Final = form.queue
         self.own: Final = form.own
         self.advances: Final = form.advances
-        if form.advances:
-            LEASED.exist = True
         self.adds: Final = algorithm.adds and form.anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a fast path."""
         self.paired: Final = algorithm.paired and not form.buckets

@@ -5,11 +5,11 @@ What must not live here: how counters are kept (`stores`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import Hit
+from ratelimit_service.model import CounterSpec, Hit
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.caller_history import Board
@@ -28,6 +28,10 @@ from ratelimit_service.stores.redis.queues import RedisQueues
 __all__ = ["STORES", "Opened", "open_store"]
 
 
+def _nothing(_specs: Collection[CounterSpec]) -> None:
+    """Nothing is leased there."""
+
+
 class Opened(NamedTuple):
     """A store, and what else is known of it.
 
@@ -36,7 +40,7 @@ class Opened(NamedTuple):
     stand, `forget` lets them start again from nothing. Processes leave `records` there for each
     other. Rules have `queues` there for denied requests. `shard_states` says how the store's
     servers stand, if it has any. `known_over` says who is over without counting. `pay` settles what
-    needs no store, if anything may.
+    needs no store, if anything may. `lease` hears which limits are leased from now on.
     """
 
     store: Store
@@ -50,6 +54,7 @@ class Opened(NamedTuple):
     shard_states: Callable[[], Sequence[ShardState]] = tuple
     known_over: KnownOver = unknown
     pay: Pay | None = None
+    lease: Callable[[Collection[CounterSpec]], None] = _nothing
 
 
 def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -108,6 +113,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         states,
         advances.known_over,
         advances.pay,
+        advances.lease,
     )
 
 

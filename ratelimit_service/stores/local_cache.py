@@ -29,7 +29,7 @@ from ratelimit_service.stores import (
     wanted_at,
 )
 
-__all__ = ["LocalCache"]
+__all__ = ["LocalCache", "denied_us"]
 
 _ENTRY_BYTES: Final = 320
 """The bytes that a key takes beside its own: its entry, two times, and its part of the table."""
@@ -37,8 +37,8 @@ _ENTRY_BYTES: Final = 320
 _LIFE_US: Final = SECOND_US
 _LEAST_LIFE_US: Final = SECOND_US // 10
 _PARTS: Final = 50
-"""A leased limit is taken to be over for this part of its window, and 0.1 s at least, since any
-process may hand back hits that it was given ahead."""
+"""A leased limit is taken to be over for this part of its window, or of the time in which its
+bucket fills, and 0.1 s at least: any process may hand back hits that it was given ahead."""
 _WITHIN: Final = Verdict.WITHIN
 
 _MAX_GIVEN_BACK: Final = 1_000
@@ -222,10 +222,12 @@ class LocalCache:
         ):
             return
         # The store counted later than it was asked, so the wait ends no earlier than this.
-        passes_us = outcome.reset_us
+        passes_us, life_us = outcome.reset_us, denied_us(hit.spec)
+        if hit.spec.advances and hit.spec.rate:
+            passes_us = max(passes_us, life_us)
         self._forget(hit.key)
         self._over[hit.key] = _Over(
-            asked_us + min(passes_us, _life_us(hit.spec)), asked_us + passes_us, hit.spec
+            asked_us + min(passes_us, life_us), asked_us + passes_us, hit.spec
         )
         self._bytes += _ENTRY_BYTES + len(hit.key)
         while self._bytes > self._max_bytes:
@@ -236,11 +238,15 @@ class LocalCache:
             self._bytes -= _ENTRY_BYTES + len(key)
 
 
-def _life_us(spec: CounterSpec) -> int:
-    """How long a key is taken to be over at most."""
-    if spec.advances:
-        return max(_LEAST_LIFE_US, min(_LIFE_US, spec.window_us // _PARTS))
-    return _LIFE_US
+def denied_us(spec: CounterSpec) -> int:
+    """How long a key is taken to be over at most; of a leased bucket just so long.
+
+    What has come back to a bucket meanwhile passes then, at once.
+    """
+    if not spec.advances:
+        return _LIFE_US
+    window_us = spec.limit * spec.window_us // spec.rate if spec.rate else spec.window_us
+    return max(_LEAST_LIFE_US, min(_LIFE_US, window_us // _PARTS))
 
 
 def _leaks_otherwise(known: _Over | None, hit: Hit) -> bool:

@@ -18,7 +18,7 @@ from tests.stores.cases import T
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
 
-__all__ = ["Process", "counted", "hit", "processes_on", "two_processes"]
+__all__ = ["Process", "acquainted", "counted", "hit", "processes_on", "two_processes"]
 
 
 class Process:
@@ -65,18 +65,23 @@ async def two_processes(server: RedisServer, clock: Time) -> AsyncIterator[list[
 async def processes_on(url: str, clock: Time) -> AsyncIterator[list[Process]]:
     """Two processes on a store, which know of each other."""
     two = [Process(url, clock) for _ in range(2)]
-    for each in two:
-        await started(each.store)
-    for each in two:  # the first beat of the first has not heard of the second
-        while any(state.round_trip_us is None for state in each.store.shard_states()):
-            await asyncio.sleep(0.001)
-        for shard in each.store.shards:
-            shard.processes = 2
+    await acquainted(two)
     try:
         yield two
     finally:
         for each in two:
             await each.advances.close()
+
+
+async def acquainted(processes: Sequence[Process]) -> None:
+    """Starts them, and lets each know how many they are."""
+    for each in processes:
+        await started(each.store)
+    for each in processes:  # the first beat of the first has not heard of the others
+        while any(state.round_trip_us is None for state in each.store.shard_states()):
+            await asyncio.sleep(0.001)
+        for shard in each.store.shards:
+            shard.processes = len(processes)
 
 
 def hit(limit: Limit, addend: int = 1, key: str = "a", tag: int = 0xABCD) -> Hit:

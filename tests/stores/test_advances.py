@@ -8,6 +8,8 @@ import pytest
 
 from ratelimit_service.model import Anchor, Calendar, Hit, Limit, Mode, Unit
 from ratelimit_service.stores import Settled
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.redis.advances import Advances
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.stores import leasing
@@ -163,15 +165,19 @@ async def test_closing_hands_back(processes: list[Process]) -> None:
 
 
 async def test_another_limit_has_a_balance_of_its_own(processes: list[Process]) -> None:
-    """After a limit was changed nothing is spent of what was given under the old one."""
+    """After a limit was changed nothing is spent of what was given under the old one.
+
+    It is back on the counter with the first hit under the new one.
+    """
     one, _ = processes
     await one.admitted(40, hit())
-    held = one.advances.held(hit())
-    lower = _MINUTE._replace(requests_per_unit=held)
+    assert one.advances.held(hit()) > 10
+    lower = _MINUTE._replace(requests_per_unit=50)
 
-    passed = await one.admitted(held, hit(lower))
+    passed = await one.admitted(60, hit(lower))
 
-    assert passed == 0
+    assert one.advances.held(hit()) == 0
+    assert passed == 10
 
 
 @pytest.mark.parametrize(
@@ -314,7 +320,8 @@ async def test_a_bounded_number_of_counters_is_known(processes: list[Process], c
     one, _ = processes
     first = hit(addend=5, key="first")
     await one.ask((first,))
-    assert await counted(one, first) > 5
+    await one.ask((first,))
+    assert await counted(one, first) > 10
     clock.now_us += SECOND
 
     for start in range(0, 10_000, 1_000):
@@ -322,7 +329,7 @@ async def test_a_bounded_number_of_counters_is_known(processes: list[Process], c
         await one.ask(*[(hit(key=f"k{tag}", tag=tag),) for tag in tags])
 
     assert len(one.advances) == 10_000
-    assert await counted(one, first) == 5 + one.advances.held(first)
+    assert await counted(one, first) == 10 + one.advances.held(first)
 
 
 @pytest.mark.parametrize("limit", _BUCKETS.values(), ids=_BUCKETS)
@@ -342,3 +349,146 @@ async def test_a_reload_that_lowers_the_rate(
         passed += await one.admitted(1, hit(slow))
 
     assert passed <= 1_000 + 10 * 10
+
+
+async def test_a_counter_that_is_hit_once_costs_one_hit(processes: list[Process]) -> None:
+    """Many counters are met once. Of such nothing is asked for ahead, nor handed back."""
+    one, _ = processes
+
+    await one.ask(*[(hit(key=f"k{tag}", tag=tag),) for tag in range(2_000)])
+    one.advances.hand_back_all()
+    await one.quiet()
+
+    assert one.stats.leased_sent == {"hit": 2_000}
+
+
+async def test_limits_that_rules_do_not_have_any_more(processes: list[Process]) -> None:
+    """After a reload what is held of other limits is on its way back, and the rest stays."""
+    one, _ = processes
+    kept, removed = hit(), hit(_BUCKETS["token_bucket"], key="b")
+    await one.admitted(40, kept)
+    await one.admitted(40, removed)
+    held = one.advances.held(kept)
+
+    one.advances.lease({kept.spec})
+    await one.quiet()
+
+    assert one.advances.held(removed) == 0
+    assert await counted(one, removed) == 40
+    assert one.advances.held(kept) == held > 0
+
+
+async def test_without_leased_limits_in_the_rules_nothing_is_paid_from_here(
+    processes: list[Process],
+) -> None:
+    """When the last leased limit is gone, all that was held is back, and each hit is charged."""
+    one, _ = processes
+    await one.admitted(40, hit())
+
+    one.advances.lease(set())
+    await one.admitted(5, hit(_MINUTE._replace(advances=False)))
+
+    assert len(one.advances) == 0
+    assert await counted(one, hit()) == 45
+
+
+@pytest.mark.parametrize("number", [300, 3_000, 1_000])
+async def test_what_an_override_takes_over_is_handed_back(
+    processes: list[Process], number: int
+) -> None:
+    """The first hit that is charged under an override brings back what is held, at once."""
+    one, _ = processes
+    await one.admitted(40, hit())
+    assert one.advances.held(hit()) > 0
+    overridden = hit(_MINUTE._replace(requests_per_unit=number, advances=False))
+
+    assert await one.admitted(5, overridden) == 5
+
+    assert len(one.advances) == 0
+    assert await counted(one, hit()) == 45
+
+
+_every_kind = pytest.mark.parametrize("limit", [_MINUTE, _BUCKETS["token_bucket"]])
+
+
+@_every_kind
+async def test_a_refund_goes_to_the_advance_that_it_was_spent_from(
+    processes: list[Process], limit: Limit
+) -> None:
+    """Before the end of an advance a refund can be spent here again, and asks no server."""
+    one, _ = processes
+    await one.admitted(40, hit(limit))
+    held, on_counter = one.advances.held(hit(limit)), await counted(one, hit(limit))
+
+    (settled,) = await one.ask([hit(limit, 3)._replace(refund=True)])
+
+    assert settled.verdict.passes
+    assert settled.outcomes[0] is not None
+    assert settled.outcomes[0].charged == 3
+    assert one.advances.held(hit(limit)) == held + 3
+    assert await counted(one, hit(limit)) == on_counter
+
+
+@_every_kind
+async def test_a_refund_after_the_end_goes_to_the_server(
+    processes: list[Process], clock: Time, limit: Limit
+) -> None:
+    """What was spent of an advance that is over is given back where it was counted, if at all."""
+    one, _ = processes
+    await one.admitted(40, hit(limit))
+    clock.now_us += 10 * MINUTE
+    await one.ask([hit(limit, 5)])
+
+    await one.ask([hit(limit, 3)._replace(refund=True)])
+
+    assert await counted(one, hit(limit)) == 2
+    assert one.advances.held(hit(limit)) == 0
+
+
+async def test_a_refund_of_more_than_was_spent_goes_to_the_server(
+    processes: list[Process],
+) -> None:
+    """A balance takes back no more than was spent of it in this window."""
+    one, _ = processes
+    await one.ask([hit(addend=90)])
+    on_counter = await counted(one, hit())
+
+    await one.ask([hit(addend=50)._replace(refund=True)])
+
+    assert await counted(one, hit()) == on_counter - 50
+
+
+async def test_a_refund_beside_another_limit(processes: list[Process]) -> None:
+    """In a request of several limits each refund goes where its hits came from."""
+    one, _ = processes
+    exact = hit(Limit(50, Unit.DAY), key="b")
+    await one.admitted(40, hit(), exact)
+    held = one.advances.held(hit())
+    back = [each._replace(addend=2, refund=True) for each in (hit(), exact)]
+
+    (settled,) = await one.ask(back)
+
+    assert [each and each.charged for each in settled.outcomes] == [2, 2]
+    assert one.advances.held(hit()) == held + 2
+    assert await counted(one, exact) == 38
+
+
+@pytest.mark.parametrize("limit", [Limit(1, Unit.HOUR), _BUCKETS["leaky_bucket"]])
+async def test_who_is_known_to_be_over_waits_for_a_second_at_most(
+    processes: list[Process], clock: Time, limit: Limit
+) -> None:
+    """Also where there is no time to count: any process may hand back what it holds."""
+    one, _ = processes
+    cache = LocalCache(one.store, 1 << 20, one.stats, clock)
+    one.advances = Advances(cache, one.store, one.stats, cache.known_over, clock)
+    over = hit(limit._replace(advances=True))
+    await one.admitted(2_000, over)
+
+    known = one.advances.known_over([over])
+    (asked,) = await one.ask([over])
+
+    assert known is not None
+    assert not asked.verdict.passes
+    assert asked.cached
+    for settled in (known, asked):
+        assert [each and each.reset_us for each in settled.outcomes] == [SECOND]

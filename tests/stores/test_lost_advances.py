@@ -13,8 +13,7 @@ from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import SECOND, T
 from tests.stores.conftest import Time
-from tests.stores.leasing import Process, counted, hit
-from tests.stores.redis_store import started
+from tests.stores.leasing import Process, acquainted, counted, hit
 
 _LIMIT = Limit(200, Unit.MINUTE, advances=True)
 _ANY = re.compile(b".")
@@ -44,10 +43,7 @@ async def behind(redis_server: RedisServer, clock: Time) -> AsyncIterator[_Behin
     port = await proxy.start()
     lossy = Process(f"redis://127.0.0.1:{port}/0", clock)
     other = Process(redis_server.url, clock)
-    for each in (lossy, other):
-        await started(each.store)
-        for shard in each.store.shards:
-            shard.processes = 2
+    await acquainted([lossy, other])
     yield _Behind(proxy, lossy, other)
     for each in (lossy, other):
         await each.advances.close()

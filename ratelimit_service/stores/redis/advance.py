@@ -8,7 +8,7 @@ from typing import Final
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.model import SECOND_US, Hit, Outcome
 from ratelimit_service.stores import Outcomes
-from ratelimit_service.stores.redis.batch import Background, Urgency
+from ratelimit_service.stores.redis.batch import Background, Batch, Urgency
 
 __all__ = ["AdvanceAsked"]
 
@@ -39,3 +39,10 @@ class AdvanceAsked(Background):
         """Tells that there is none."""
         for _ in indexes:
             self._heard(None, 0)
+
+    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+        """It is asked once more, apart from what it was sent with."""
+        return [
+            AdvanceAsked(self.requests[index][0], self._heard, self.urgency.priority)
+            for index in indexes
+        ]

@@ -10,24 +10,20 @@ What must not live here: how much is given (`algorithms.settle`), and connection
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from ratelimit_service.algorithms import LEAST_ADVANCE
 from ratelimit_service.eventloop.clock import Clock, since_boot_us
 from ratelimit_service.model import (
-    LEASED,
     MAX_ADDEND,
     SECOND_US,
+    CounterSpec,
     FailurePolicy,
     Hit,
     Mode,
     Outcome,
-    Receipt,
 )
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
@@ -44,20 +40,12 @@ from ratelimit_service.stores import (
     always,
     wanted_at,
 )
-from ratelimit_service.stores.redis.balance import Balance, Taken, payable
+from ratelimit_service.stores.local_cache import denied_us
+from ratelimit_service.stores.redis.balance import Balance, Taken, name_of, payable
 from ratelimit_service.stores.redis.cross_shard import shard_part_of
+from ratelimit_service.stores.redis.hand_backs import Balances
 
 __all__ = ["Advances", "Lender"]
-
-_MOST: Final = 10_000
-"""So many counters are known at most. One that is put out hands its balance back."""
-
-_SPARED: Final = 4
-"""So many balances in use are passed over for one that can be put out."""
-
-_LOOK_SECONDS: Final = 0.1
-_LOOKED_AT: Final = 1_000
-"""How often, and at how many, it is looked for what is idle."""
 
 _LEAST_AHEAD_US: Final = SECOND_US // 10
 _MOST_AHEAD_US: Final = 5 * SECOND_US
@@ -67,15 +55,15 @@ _PARTS: Final = 10
 _AT_ONCE: Final = 8
 """What came in less than this part of the time ahead may be a burst, and is taken for that part."""
 
+_TRIPS: Final = 4
+"""What is given of a bucket is not asked for if it lives for less than so many round trips."""
+
 _LONGEST_US: Final = 10 * SECOND_US
 """The most that an advance lives, so that clocks that run unlike each other matter little."""
 
 _PERMILLE: Final = 999
 _MARGIN_US: Final = 2_000
 """An advance ends sooner than its window by 0.1 % of that, and by this: clocks run unlike."""
-
-_CLOSE_SECONDS: Final = 1.0
-"""How long what is handed back at the end may take."""
 
 _RETRY_US: Final = SECOND_US
 """Who is denied is told no longer wait, since others may hand back what they hold."""
@@ -124,17 +112,15 @@ class Advances:
         self._known_over = known_over
         self._clock = clock
         self._bugs = Bugs()
-        self._balances: OrderedDict[tuple[bytes, int], Balance] = OrderedDict()
-        """By the key and the limit; what was looked at last is last."""
+        self._balances = Balances(lender.hand_back, stats, clock)
+        self._table = self._balances.table
+        self._leased = True
+        """Whether any limit is leased; if none is, nobody looks for those."""
         self._round_trip_us = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._returning = 0
-        self._returned = asyncio.Event()
-        self._closed = False
 
     def __len__(self) -> int:
         """How many counters are known."""
-        return len(self._balances)
+        return len(self._table)
 
     @property
     def waits(self) -> bool:
@@ -151,26 +137,35 @@ class Advances:
 
     async def close(self) -> None:
         """Hands back what is unspent, which takes a second at most; then closes the store."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self.hand_back_all()
-        if self._returning:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._returned.wait(), _CLOSE_SECONDS)
+        await self._balances.close()
         await self._store.close()
+
+    def lease(self, specs: Collection[CounterSpec]) -> None:
+        """Hears which limits are leased from now on; what is held of others goes back."""
+        self._leased = len(specs) > 0
+        self._balances.keep_only(specs)
+
+    def hand_back_all(self) -> None:
+        """Hands back all that is unspent."""
+        self._balances.hand_back_all()
+
+    def hand_back_idle(self) -> None:
+        """Hands back of some what is idle; see `Balances`."""
+        self._balances.hand_back_idle()
 
     def held(self, hit: Hit) -> int:
         """How many hits of this limit this process holds."""
-        balance = self._balances.get((hit.key, hit.spec.limit))
-        return balance.unspent if balance is not None and self._clock() < balance.end_us else 0
+        balance = self._table.get(name_of(hit))
+        if balance is None or self._clock() >= balance.end_us or balance.hit.spec != hit.spec:
+            return 0
+        return balance.unspent
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
         """How these counters stand, and what this process holds of them, by whichever limit."""
         looks = await self._lender.look(peeks)
         held = dict.fromkeys([peek.key for peek in peeks], 0)
         now_us = self._clock()
-        for (key, _), balance in self._balances.items():
+        for (key, _), balance in self._table.items():
             if key in held and now_us < balance.end_us:
                 held[key] += balance.unspent
         return [
@@ -180,9 +175,17 @@ class Advances:
 
     def known_over(self, hits: Sequence[Hit]) -> Settled | None:
         """What becomes of a request that is known to be over, and that no balance can pay."""
-        if LEASED.exist and any(hit.spec.advances and self.held(hit) >= hit.addend for hit in hits):
+        leased = self._leased and any(hit.spec.advances for hit in hits)
+        if leased and any(hit.spec.advances and self.held(hit) >= hit.addend for hit in hits):
             return None
-        return self._known_over(hits)
+        known = self._known_over(hits)
+        if known is None or not leased:
+            return known
+        told = [
+            self._told(hit, outcome, cached=True)
+            for hit, outcome in zip(hits, known.outcomes, strict=True)
+        ]
+        return Settled(told, known.verdict, known.by, known.cached)
 
     def charge(
         self,
@@ -193,7 +196,7 @@ class Advances:
         priority: int = 0,
     ) -> None:
         """Pays what balances can pay, and has the store settle the rest."""
-        if not LEASED.exist or not any(hit[1].advances for hits in requests for hit in hits):
+        if not (self._leased and self._concerned(requests)):
             self._store.charge(requests, done, wanted, deadline_us, priority)
             return
         found = self.pay(requests, priority)
@@ -202,13 +205,28 @@ class Advances:
             return
         now_us = self._clock()
         wanting: list[Balance] = []
-        taken = [
-            self._take(hits, now_us, wanting)
-            for hits, settled in zip(requests, found, strict=True)
-            if settled is None
-        ]
-        self._charge_rest(taken, found, done, wanted, deadline_us, priority)
+        taken: list[Taken] = []
+        for place, hits in enumerate(requests):
+            if found[place] is None:
+                one = self._take(hits, now_us, wanting)
+                if one.rest:
+                    taken.append(one)
+                else:  # refunds among them, which `pay` does not weigh
+                    found[place] = Settled(one.outcomes, _WITHIN)
+        if taken:
+            self._charge_rest(taken, found, done, wanted, deadline_us, priority)
+        else:
+            done([each for each in found if each is not None])
         self._ask_all(wanting, now_us, priority)
+
+    def _concerned(self, requests: Sequence[Sequence[Hit]]) -> bool:
+        """Whether any hit is of a leased limit, or of one that an override has taken over."""
+        table = self._table
+        for hits in requests:
+            for hit in hits:
+                if hit[1].advances or (table and name_of(hit) in table):
+                    return True
+        return False
 
     def pay(self, requests: Sequence[Sequence[Hit]], priority: int) -> list[Settled | None]:
         """Pays those requests that balances can pay, which need no server; None for the others.
@@ -220,11 +238,11 @@ class Advances:
         wanting: list[Balance] = []
         spent = 0
         for hits in requests:
-            if len(hits) > 1 and not self._can_pay(hits, now_us):
+            if not hits or (len(hits) > 1 and not self._can_pay(hits, now_us)):
                 found.append(None)
                 continue
             outcomes = [self._pay(hit, now_us, wanting) for hit in hits]
-            if outcomes and outcomes[0] is None:
+            if outcomes[0] is None:
                 found.append(None)
                 continue
             spent += sum([hit.addend for hit in hits])
@@ -250,7 +268,7 @@ class Advances:
         """What can pay all of a hit."""
         if not payable(hit):
             return None
-        balance = self._balances.get((hit.key, hit.spec.limit))
+        balance = self._table.get(name_of(hit))
         return balance if balance is not None and balance.pays(hit, now_us) else None
 
     def _pay(self, hit: Hit, now_us: int, wanting: list[Balance]) -> Outcome | None:
@@ -265,39 +283,53 @@ class Advances:
         return outcome
 
     def _not_paid(self, hit: Hit, now_us: int, wanting: list[Balance]) -> None:
-        """Notes that a hit is charged plainly, and who should ask for an advance."""
+        """Notes that a hit is charged plainly, and who should ask for an advance.
+
+        A counter's first hit asks for nothing: most that come once do not come again.
+        """
+        balance, spec = self._table.get(name_of(hit)), hit.spec
+        if balance is not None and balance.hit.spec is not spec and balance.hit.spec != spec:
+            self._balances.remove(balance, now_us)  # other rules, or an override
+            balance = None
         if not payable(hit):
             return
-        spec = hit.spec
-        balance = self._balances.get((hit.key, spec.limit))
-        if balance is not None and balance.hit.spec is not spec and balance.hit.spec != spec:
-            del self._balances[hit.key, spec.limit]  # other rules have another rate or window
-            self._let_go(balance, now_us)
-            balance = None
         if balance is None:
-            balance = self._new(hit, now_us)
+            balance = self._balances.add(hit, now_us)
+            balance.hits = hit.addend
+            balance.idle_us = 2 * self._ahead_us(spec)
+            return
         balance.hits += hit.addend
         balance.used_us = now_us
         if balance.unspent and now_us >= balance.end_us:
-            self._end(balance)
+            self._balances.end(balance)
         if not balance.asking:
             balance.asking = True
             wanting.append(balance)
 
+    def _refunded(self, hit: Hit, now_us: int) -> Outcome | None:
+        """Takes a refund into the advance that it was spent from, before its end; else None."""
+        balance = self._table.get(name_of(hit))
+        if balance is None or balance.hit.spec != hit.spec:
+            return None
+        outcome = balance.refunded(hit, now_us)
+        if outcome is not None:
+            self._hits["refunded"] += hit.addend
+        return outcome
+
     def _take(self, hits: Sequence[Hit], now_us: int, wanting: list[Balance]) -> Taken:
-        """Takes those hits of a request from balances that they can pay."""
+        """Takes those hits of a request from balances that they can pay, and what it refunds."""
         taken = Taken(hits)
         for at, hit in enumerate(hits):
-            outcome = self._pay(hit, now_us, wanting)
+            outcome = self._refunded(hit, now_us) if hit.refund else self._pay(hit, now_us, wanting)
+            taken.outcomes[at] = outcome
             if outcome is None:
                 self._not_paid(hit, now_us, wanting)
                 taken.rest.append(at)
-                continue
-            balance = self._balances[hit.key, hit.spec.limit]
-            taken.outcomes[at] = outcome
-            taken.ats.append(at)
-            taken.balances.append(balance)
-            taken.windows.append(balance.window)
+            elif not hit.refund:
+                balance = self._table[name_of(hit)]
+                taken.ats.append(at)
+                taken.balances.append(balance)
+                taken.windows.append(balance.window)
         return taken
 
     def _charge_rest(
@@ -310,7 +342,10 @@ class Advances:
         priority: int,
     ) -> None:
         """Charges the hits that balances cannot pay, each request's as a request of its own."""
-        asked = [shard_part_of(one.hits, one.rest) if one.ats else one.hits for one in taken]
+        asked = [
+            shard_part_of(one.hits, one.rest) if len(one.rest) < len(one.hits) else one.hits
+            for one in taken
+        ]
         if len(asked) < len(found):
             places = [place for place, settled in enumerate(found) if settled is None]
             wanted = partial(wanted_at, wanted, places)
@@ -349,7 +384,7 @@ class Advances:
         """Puts hits of a denied request back into the balance of the window they came from."""
         outcome, addend = taken.outcomes[at], taken.hits[at].addend
         if balance.window == window and not balance.gone and self._clock() < balance.end_us:
-            balance.unspent += addend
+            balance.put_back(addend)
         else:
             self._hits["lost"] += addend
         if outcome is not None:
@@ -361,13 +396,17 @@ class Advances:
             return outcome
         if not (cached or outcome.local):
             self._sent["hit"] += 1
-        balance = self._balances.get((hit.key, hit.spec.limit))
+        balance = self._table.get(name_of(hit))
         if balance is not None and not outcome.local:
             balance.left = 0 if outcome.over else outcome.remaining
             if balance.unspent and not outcome.over:
                 return outcome.replaced(remaining=outcome.remaining + balance.unspent)
-        if outcome.over and outcome.reset_us > _RETRY_US and self._lender.processes(hit) > 1:
-            return outcome.replaced(reset_us=_RETRY_US)
+        if outcome.over:
+            least_us = denied_us(hit.spec) if hit.spec.rate and not cached else 0
+            resets_us = max(least_us, outcome.reset_us)
+            if self._lender.processes(hit) > 1:
+                resets_us = min(resets_us, _RETRY_US)
+            return outcome.replaced(reset_us=resets_us)
         return outcome
 
     # What is asked for, and what goes back.
@@ -381,23 +420,7 @@ class Advances:
                 balance.asking = False
                 self._bugs.note("hits could not be asked for ahead", error)
 
-    def _new(self, hit: Hit, now_us: int) -> Balance:
-        """Gets to know a counter; the table is bounded."""
-        balances = self._balances
-        if len(balances) >= _MOST:
-            for _ in range(_SPARED):
-                name, first = next(iter(balances.items()))
-                if not first.unspent or now_us - first.used_us >= _LEAST_AHEAD_US:
-                    break
-                balances.move_to_end(name)
-            self._let_go(balances.popitem(last=False)[1], now_us)
-        balance = balances[hit.key, hit.spec.limit] = Balance(hit, now_us)
-        if self._timer is None and not self._closed:
-            self._look_later()
-        return balance
-
-    def _ahead_us(self, balance: Balance) -> int:
-        spec = balance.hit.spec
+    def _ahead_us(self, spec: CounterSpec) -> int:
         ahead_us = max(_LEAST_AHEAD_US, 2 * self._round_trip_us, spec.window_us // _PARTS)
         if spec.rate and spec.algorithm.advance is not None:  # in a bucket it lives no longer
             ahead_us = min(ahead_us, spec.algorithm.advance(spec, 0))
@@ -405,20 +428,19 @@ class Advances:
 
     def _ask(self, balance: Balance, now_us: int, priority: int) -> None:
         """Asks for what is needed ahead, at the pace of late, less what is held."""
-        ahead_us = self._ahead_us(balance)
+        hit = balance.hit
+        ahead_us = self._ahead_us(hit.spec)
+        balance.idle_us = 2 * ahead_us
         lasted_us = now_us - balance.since_us
         demand = balance.hits * ahead_us // max(lasted_us, ahead_us // _AT_ONCE)
         if lasted_us >= ahead_us:  # what is long ago counts less and less
             balance.hits //= 2
             balance.since_us = now_us - lasted_us // 2
-        hit = balance.hit
         wanted = min(demand - balance.unspent, MAX_ADDEND)
         processes = min(self._lender.processes(hit), 0xFFFF)
-        if (
-            not processes
-            or wanted < LEAST_ADVANCE
-            or balance.left // (2 * processes) < LEAST_ADVANCE
-        ):
+        too_late = hit.spec.rate and ahead_us < _TRIPS * self._round_trip_us
+        share = balance.left // (2 * processes) if processes else 0
+        if wanted < LEAST_ADVANCE or share < LEAST_ADVANCE or too_late:
             balance.asking = False
             return
         asked = Hit(
@@ -449,9 +471,10 @@ class Advances:
         lives_us = lives_us * _PERMILLE // 1000 - _MARGIN_US
         end_us = asked_us + min(lives_us, _LONGEST_US)
         window = at_us if spec.rate else until_us
-        if balance.window != window and balance.unspent:
-            self._end(balance)  # of an earlier window
-        balance.window = window
+        if balance.window != window:
+            self._balances.end(balance)  # what is of an earlier one
+            balance.left = outcome.remaining
+            balance.window = window
         balance.unspent += outcome.charged
         # Of a bucket only one is held, as each ends by itself: the next is asked for when it is
         # spent.
@@ -461,80 +484,4 @@ class Advances:
         counts_on = lives_us > _LONGEST_US or spec.algorithm.ticks
         balance.returns_us = end_us - min(SECOND_US, lives_us // _PARTS) if counts_on else NEVER
         if balance.gone:
-            self._hand_back(balance, now_us)
-
-    def _end(self, balance: Balance) -> None:
-        """What is unspent when its window is over is lost."""
-        self._hits["lost"] += balance.unspent
-        balance.unspent = balance.low = 0
-        balance.left = balance.hit.spec.limit
-
-    def _let_go(self, balance: Balance, now_us: int) -> None:
-        """Forgets a counter, and hands back what is unspent."""
-        balance.gone = True
-        self._hand_back(balance, now_us)
-
-    def _hand_back(self, balance: Balance, now_us: int) -> None:
-        """Hands back what is unspent; it leaves the balance before it is sent."""
-        unspent = balance.unspent
-        if unspent and now_us >= balance.end_us:
-            self._end(balance)
-            return
-        if not unspent:
-            return
-        balance.unspent = balance.low = 0
-        self._returning += 1
-        receipt = Receipt(balance.at_us, balance.until_us)
-        back = Hit(balance.hit.key, balance.hit.spec, unspent, refund=True, receipt=receipt)
-        self._lender.hand_back(back, partial(self._back, unspent))
-
-    def _back(self, unspent: int, found: Outcomes | None) -> None:
-        """Hears that hits were handed back, once at most; without an answer they are lost."""
-        outcome = found[0] if found else None
-        if outcome is not None:
-            self._sent["hand_back"] += 1
-        given = min(outcome.charged, unspent) if outcome is not None else 0
-        self._hits["handed_back"] += given
-        self._hits["lost"] += unspent - given
-        self._returning -= 1
-        if not self._returning and self._closed:
-            self._returned.set()
-
-    def _needed(self, balance: Balance, now_us: int) -> int:
-        """How much will be spent until it ends, at the pace of late."""
-        left_us, lasted_us = balance.end_us - now_us, now_us - balance.since_us
-        return balance.hits * left_us // max(1, lasted_us)
-
-    def _look_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_LOOK_SECONDS, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        try:
-            self.hand_back_idle()
-        except Exception as error:
-            self._bugs.note("unspent hits could not be handed back", error)
-        if self._balances:
-            self._look_later()
-
-    def hand_back_all(self) -> None:
-        """Hands back all that is unspent."""
-        while self._balances:
-            self._let_go(self._balances.popitem()[1], self._clock())
-
-    def hand_back_idle(self) -> None:
-        """Hands back what nobody has used for twice the time that it was asked for.
-
-        That is also what becomes of limits that were changed or removed, and of those that an
-        override has taken over.
-        """
-        now_us, balances = self._clock(), self._balances
-        for _ in range(min(len(balances), _LOOKED_AT)):
-            name, balance = balances.popitem(last=False)
-            if now_us - balance.used_us >= 2 * self._ahead_us(balance):
-                self._let_go(balance, now_us)
-                continue
-            balances[name] = balance
-            if now_us >= balance.returns_us and balance.unspent > self._needed(balance, now_us):
-                self._hand_back(balance, now_us)
+            self._balances.hand_back(balance, now_us)

@@ -5,12 +5,15 @@ What must not live here: when it is spent, asked for and handed back (`advances`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from ratelimit_service.model import Hit, Outcome
+from ratelimit_service.model import CounterSpec, Hit, Outcome
 from ratelimit_service.stores import NEVER, Outcomes
 
-__all__ = ["Balance", "Taken", "payable"]
+__all__ = ["Balance", "Name", "Taken", "name_of", "payable"]
+
+Name = tuple[bytes, int]
+"""What a balance is known by: its counter, and what its limit leaves to others of a pool."""
 
 
 class Balance:
@@ -26,11 +29,14 @@ class Balance:
         "gone",
         "hit",
         "hits",
+        "idle_us",
         "left",
         "low",
         "resets_us",
         "returns_us",
         "since_us",
+        "specs",
+        "spent",
         "unspent",
         "until_us",
         "used_us",
@@ -40,6 +46,8 @@ class Balance:
     def __init__(self, hit: Hit, now_us: int) -> None:
         self.hit = hit
         self.unspent = 0
+        self.spent = 0
+        """Of what was given in this window; so many can be given back."""
         self.low = 0
         """From here on the next advance is asked for."""
         self.left = hit.spec.limit
@@ -62,6 +70,10 @@ class Balance:
         """How many hits came since then, paid from here or not."""
         self.since_us = now_us
         self.used_us = now_us
+        self.idle_us = 0
+        """Unused for so long, it is handed back."""
+        self.specs: Collection[CounterSpec] | None = None
+        """The limits that there were when it was last looked whether its own is among them."""
 
     def pays(self, hit: Hit, now_us: int) -> bool:
         """Whether it can pay all of a hit, which is on this counter by whichever rules."""
@@ -74,8 +86,27 @@ class Balance:
         self.hits += addend
         self.used_us = now_us
         self.unspent -= addend
+        self.spent += addend
         resets_us = max(0, self.resets_us - now_us)
         return Outcome(False, self.left + self.unspent, resets_us, addend)
+
+    def put_back(self, addend: int) -> None:
+        """Takes back what was spent."""
+        self.unspent += addend
+        self.spent -= addend
+
+    def refunded(self, hit: Hit, now_us: int) -> Outcome | None:
+        """Takes a caller's refund, if as much was spent of what is not over; else None."""
+        if hit.receipt is not None or self.spent < hit.addend or now_us >= self.end_us:
+            return None
+        self.put_back(hit.addend)
+        resets_us = max(0, self.resets_us - now_us)
+        return Outcome(False, self.left + self.unspent, resets_us, hit.addend)
+
+    def needed(self, now_us: int) -> int:
+        """How much will be spent until it ends, at the pace of late."""
+        left_us, lasted_us = self.end_us - now_us, now_us - self.since_us
+        return self.hits * left_us // max(1, lasted_us)
 
 
 class Taken:
@@ -93,6 +124,11 @@ class Taken:
         self.windows: list[int] = []
         self.outcomes: Outcomes = [None] * len(hits)
         self.rest: list[int] = []
+
+
+def name_of(hit: Hit) -> Name:
+    """What the balance is known by that may pay a hit."""
+    return hit[0], hit[1].reserved
 
 
 def payable(hit: Hit) -> bool:
