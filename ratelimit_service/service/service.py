@@ -271,7 +271,11 @@ class Service:
             later = partial(self._plan_on, batch, planned, snapshot, effort.results)
             shared_scheduler().go_on(later)
             return
-        self._charge_planned(batch, planned, steered)
+        pay = self._pay
+        if pay is not None and snapshot.leases and batch.divisible and len(planned) > 1:
+            self._divide(batch, planned, steered, pay)
+        else:
+            self._charge_planned(batch, planned, steered)
 
     def _plan_on(
         self,
@@ -295,13 +299,7 @@ class Service:
         planned: list[PlannedRequest | Answer],
         steered: list[Steered | None] | None,
     ) -> None:
-        """Charges a batch that is planned. Requests that need no store wait for no others."""
-        if batch.divisible and self._pay is not None and len(planned) > 1 and self.leases:
-            batch.planned = planned
-            rest = self._answer_paid(batch, steered, self._pay)
-            if len(rest) < len(planned):
-                self._charge_rest(batch, steered, rest)
-                return
+        """Charges a batch that is planned."""
         if self._planning.leases:
             planned = [
                 leased(one) if isinstance(one, PlannedRequest) and one.leasing else one
@@ -331,10 +329,33 @@ class Service:
         else:
             charge(wanted, batch.deadline_us, batch.priority)
 
+    def _divide(
+        self,
+        batch: Batch,
+        planned: list[PlannedRequest | Answer],
+        steered: list[Steered | None] | None,
+        pay: Pay,
+    ) -> None:
+        """Answers those requests of a batch that need no store, and charges the others."""
+        batch.planned = planned
+        paid = self._answer_paid(batch, steered, pay)
+        if not paid:
+            self._charge_planned(batch, planned, steered)
+            return
+        places = sorted(set(range(len(planned))).difference(paid))
+        if not places:
+            return
+        rest = PartOfBatch(batch, places)
+        its_steered = None if steered is None else [steered[place] for place in places]
+        try:
+            self._charge_planned(rest, rest.planned, its_steered)
+        except Exception as error:
+            self._fail(rest, error)
+
     def _answer_paid(
         self, batch: Batch, steered: list[Steered | None] | None, pay: Pay
     ) -> list[int]:
-        """Answers those requests that need no store; returns the places of the others."""
+        """Answers those requests that need no store; returns their places."""
         places: list[int] = []
         hits: list[Sequence[Hit]] = []
         for place, one in enumerate(batch.planned):
@@ -345,27 +366,11 @@ class Service:
                 hits.append(one.hits)
         found = pay(hits, batch.priority)
         settled = [one for one in found if one is not None]
-        if len(settled) == len(batch.planned):
-            self._settled(batch, settled)
-            return []
-        if settled:
-            paid = [place for place, one in zip(places, found, strict=True) if one is not None]
-            self._settled(PartOfBatch(batch, paid), settled)
-            return sorted(set(range(len(batch.planned))).difference(paid))
-        return list(range(len(batch.planned)))
-
-    def _charge_rest(
-        self, batch: Batch, steered: list[Steered | None] | None, places: list[int]
-    ) -> None:
-        """Charges those requests at these places of a batch, of which the others are answered."""
-        if not places:
-            return
-        rest = PartOfBatch(batch, places)
-        its_steered = None if steered is None else [steered[place] for place in places]
-        try:
-            self._charge_planned(rest, rest.planned, its_steered)
-        except Exception as error:
-            self._fail(rest, error)
+        paid = [place for place, one in zip(places, found, strict=True) if one is not None]
+        if paid:
+            whole = len(paid) == len(batch.planned)
+            self._settled(batch if whole else PartOfBatch(batch, paid), settled)
+        return paid
 
     def _charge(
         self, batch: Batch, charge: Callable[[Wanted, int, int], None], wanted: Wanted

@@ -90,7 +90,7 @@ class Lender(Protocol):
         """How these counters stand."""
 
     def processes(self, hit: Hit, /) -> int:
-        """How many processes count where this counter lies, as last known."""
+        """How many processes count where this counter lies; 0 while its server is away."""
 
 
 class Advances:
@@ -439,7 +439,7 @@ class Advances:
         wanted = min(demand - balance.unspent, MAX_ADDEND)
         processes = min(self._lender.processes(hit), 0xFFFF)
         too_late = hit.spec.rate and ahead_us < _TRIPS * self._round_trip_us
-        share = balance.left // (2 * processes)
+        share = balance.left // (2 * processes) if processes else 0
         if wanted < LEAST_ADVANCE or share < LEAST_ADVANCE or too_late:
             balance.asking = False
             return

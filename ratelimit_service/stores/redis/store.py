@@ -308,8 +308,9 @@ class RedisStore:
         told(found)
 
     def processes(self, hit: Hit) -> int:
-        """How many processes count where this counter lies, as last known."""
-        return self._find(hit)[0].processes
+        """How many processes count where this counter lies; 0 while its server is away."""
+        shard = self._find(hit)[0]
+        return shard.processes if shard.available else 0
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
         """How these counters stand, by what their servers say to peeks, and keep."""
