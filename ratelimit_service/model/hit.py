@@ -24,6 +24,8 @@ class Mode(IntEnum):
     ADVANCE = 3
     """It never denies, and is alone in its request. Of its hits as many are counted as may be given
     ahead (`algorithms.settle`), and those are a process's to spend."""
+    GRANT = 4
+    """The hit behind it is charged in its place. With room it takes that one's place instead."""
 
 
 class Hit(NamedTuple):
@@ -34,9 +36,9 @@ class Hit(NamedTuple):
     the id, of 8 bytes, under which `concurrency` takes and gives back; several leases with
     their hits can be taken at once. Without one the oldest are given back. Of an advance it is
     the number of processes among which the rest is shared, in 2 bytes. A `joined` hit is of the
-    same descriptor as the one before it: they have room together or not at all. `policy` is what
-    decides if the store does not. A refund with a `receipt` undoes just that charge, as far as it
-    still counts.
+    same descriptor as the one before it: they have room together or not at all. So is the one
+    behind a grant, which has the same home. `policy` is what decides if the store does not. A
+    refund with a `receipt` undoes just that charge, as far as it still counts.
     """
 
     key: bytes

@@ -11,7 +11,7 @@ from typing import Final
 
 from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.eventloop.clock import Clock, now_us
-from ratelimit_service.model import CounterSpec, Hit, Outcome, Step
+from ratelimit_service.model import CounterSpec, Hit, Mode, Outcome, Step
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -36,6 +36,7 @@ _MOST_OUT: Final = 8
 """At most so many counters are put out after a batch in which others have grown."""
 
 _WITHIN: Final = Verdict.WITHIN
+_GRANT: Final = Mode.GRANT
 
 _Before = tuple[CounterTable, bytes, MemoryCounter, int, int, bytes | None]
 """A counter and where it lies, with the `number`, `pair` and `packed` that it had."""
@@ -157,8 +158,8 @@ class MemoryStore(CounterTables):
         tables, mask = self._tables, len(self._tables) - 1
         try:
             for hit in hits:
-                key, spec, addend, _, _, refund, lease, _, _, _ = hit
-                if refund:
+                key, spec, addend, mode, _, refund, lease, _, _, _ = hit
+                if refund or mode is _GRANT:
                     break
                 table = tables[hash(key) & mask]
                 counter = table.get(key)

@@ -3,7 +3,7 @@
 -- { algorithm, limit, window and so on } as in Python; `read` gives a key's state. Returns a step for
 -- each hit and, by key, the steps to write. No redis.call here.
 
-local ENFORCED, SHADOW, QUOTA, ADVANCE = 0, 1, 2, 3
+local ENFORCED, SHADOW, QUOTA, ADVANCE, GRANT = 0, 1, 2, 3, 4
 local LEAST_ADVANCE = 4
 
 local function state_of(key, changes, read)
@@ -41,19 +41,44 @@ local function charge(hit, changes, read, now)
   return step
 end
 
+local function peek(hit, changes, read, now)
+  local state = state_of(hit.key, changes, read)
+  return algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
+end
+
+-- Charges the hits of one descriptor; returns whether one is over.
+local function charge_together(hits, first, last, steps, changes, read, now)
+  local taken, over = false, false
+  for place = first, last do
+    local hit = hits[place]
+    local grant = hit.mode == GRANT
+    local step = (taken and peek or charge)(hit, changes, read, now)
+    step.granted = taken
+    if not step.passed and (taken or grant) then
+      step.passed, step.reset = true, step.retry
+    else
+      over = over or not step.passed
+      taken = grant
+    end
+    taken = taken and grant
+    steps[place] = step
+  end
+  return over
+end
+
 local function withhold(hits, first, last, steps, changes, read, now)
   for place = first, last do
     local hit = hits[place]
     if not hit.refund then
-      steps[place].counted = hit.count_denied and charge(hit, changes, read, now).counted or 0
+      local counts = hit.count_denied and not steps[place].granted
+      steps[place].counted = counts and charge(hit, changes, read, now).counted or 0
     end
   end
   for place = first, last do
     local hit, step = hits[place], steps[place]
     if step.passed and not hit.refund then
-      local state = state_of(hit.key, changes, read)
-      local peek = algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
-      step.remaining, step.reset = peek.remaining, peek.reset
+      local left = peek(hit, changes, read, now)
+      step.remaining, step.reset = left.remaining, left.reset
     end
   end
 end
@@ -75,17 +100,14 @@ local function settle(hits, read, now)
   local denied, quotas, quotas_over = false, 0, 0
   local first = 1
   while first <= #hits do
-    local last, mode = first, hits[first].mode
-    while last < #hits and hits[last + 1].joined do
+    local last = first
+    while last < #hits and (hits[last + 1].joined or hits[last].mode == GRANT) do
       last = last + 1
     end
+    local mode = hits[last].mode
     if not hits[first].refund then
       local before = mode == SHADOW and last > first and copy(scratch)
-      local over = false
-      for place = first, last do
-        steps[place] = charge(hits[place], scratch, read, now)
-        over = over or not steps[place].passed
-      end
+      local over = charge_together(hits, first, last, steps, scratch, read, now)
       if over and before then
         withhold(hits, first, last, steps, before, read, now)
         scratch = before

@@ -7,7 +7,6 @@ from typing import Final
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.model import SECOND_US, Hit, Outcome
-from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis.batch import Background, Batch, Urgency
 
 __all__ = ["AdvanceAsked"]
@@ -29,11 +28,11 @@ class AdvanceAsked(Background):
         self._heard = heard
 
     def answered(
-        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, _within: bool
+        self, indexes: Sequence[int], found: Iterator[Outcome | None], at_us: int, _within: bool
     ) -> None:
         """Tells the outcome."""
         for _ in indexes:
-            self._heard(next(found)[0], at_us)
+            self._heard(next(found), at_us)
 
     def failed(self, indexes: Sequence[int], _reason: str) -> None:
         """Tells that there is none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ratelimit_service.model import Hit, Outcome, Receipt
+from ratelimit_service.model import Hit, Mode, Outcome, Receipt
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
@@ -81,7 +81,7 @@ def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
         charge = hit.spec.algorithm.charge
         reset_us = charge(None, at_us, hit.addend, hit.spec, True, b"").reset_us
     receipt = Receipt(at_us, at_us + reset_us)
-    return hit._replace(refund=True, receipt=receipt, joined=False)
+    return hit._replace(mode=Mode.ENFORCED, refund=True, receipt=receipt, joined=False)
 
 
 def look(hit: Hit) -> Hit:
@@ -90,4 +90,6 @@ def look(hit: Hit) -> Hit:
     It is a refund of nothing. A charge of nothing would not do: on a counter beyond its limit it is
     told how long to wait for room instead.
     """
-    return hit._replace(addend=0, refund=True, count_denied=False, lease=b"", joined=False)
+    return hit._replace(
+        addend=0, mode=Mode.ENFORCED, refund=True, count_denied=False, lease=b"", joined=False
+    )
