@@ -13,12 +13,21 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Settled, unknown
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.advances import Advances
+from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
 
-__all__ = ["Process", "acquainted", "counted", "hit", "processes_on", "two_processes"]
+__all__ = [
+    "Behind",
+    "Process",
+    "behind_a_proxy",
+    "counted",
+    "hit",
+    "processes_on",
+    "two_processes",
+]
 
 
 class Process:
@@ -50,6 +59,52 @@ class Process:
             (settled,) = await self.ask(hits)
             passed += settled.verdict.passes
         return passed
+
+
+class Behind:
+    """One process behind a proxy that loses things, and one that is not."""
+
+    def __init__(self, proxy: Proxy, lossy: Process, other: Process) -> None:
+        self.proxy = proxy
+        self.lossy = lossy
+        self.other = other
+
+    async def lose(self) -> None:
+        """Takes its server from the process behind the proxy."""
+        self.proxy.refuse = True
+        while any(shard.available for shard in self.lossy.store.shards):
+            await asyncio.sleep(0.001)
+
+    async def until_cut(self) -> None:
+        """Waits until the proxy has lost what it was to lose."""
+        while not self.proxy.refuse:
+            await asyncio.sleep(0.001)
+        await self.lossy.quiet()
+
+    async def back(self) -> None:
+        """Returns when the process behind the proxy is connected again, and owes nothing."""
+        self.proxy.refuse, self.proxy.lose = False, None
+        while not all(shard.available for shard in self.lossy.store.shards):
+            await asyncio.sleep(0.001)
+        await self.lossy.quiet()
+
+
+@asynccontextmanager
+async def behind_a_proxy(server: RedisServer, clock: Time) -> AsyncIterator[Behind]:
+    """Two processes on one empty Redis, of which the first can lose its way."""
+    server.flush()
+    clock.now_us = T
+    proxy = Proxy(server.port)
+    port = await proxy.start()
+    lossy = Process(f"redis://127.0.0.1:{port}/0", clock)
+    other = Process(server.url, clock)
+    await acquainted([lossy, other])
+    try:
+        yield Behind(proxy, lossy, other)
+    finally:
+        for each in (lossy, other):
+            await each.advances.close()
+        await proxy.close()
 
 
 @asynccontextmanager

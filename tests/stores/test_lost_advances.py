@@ -9,56 +9,23 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ratelimit_service.model import Limit, Unit
-from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
-from tests.stores.cases import SECOND, T
+from tests.stores.cases import SECOND
 from tests.stores.conftest import Time
-from tests.stores.leasing import Process, acquainted, counted, hit
+from tests.stores.leasing import Behind, behind_a_proxy, counted, hit
 
 _LIMIT = Limit(200, Unit.MINUTE, advances=True)
 _ANY = re.compile(b".")
 
 
-class _Behind:
-    """One process behind a proxy that loses things, and one that is not."""
-
-    def __init__(self, proxy: Proxy, lossy: Process, other: Process) -> None:
-        self.proxy = proxy
-        self.lossy = lossy
-        self.other = other
-
-    async def back(self) -> None:
-        """Returns when the process behind the proxy is connected again, and owes nothing."""
-        self.proxy.refuse = False
-        while not all(shard.available for shard in self.lossy.store.shards):
-            await asyncio.sleep(0.001)
-        await self.lossy.quiet()
-
-
 @pytest.fixture
-async def behind(redis_server: RedisServer, clock: Time) -> AsyncIterator[_Behind]:
-    redis_server.flush()
-    clock.now_us = T
-    proxy = Proxy(redis_server.port)
-    port = await proxy.start()
-    lossy = Process(f"redis://127.0.0.1:{port}/0", clock)
-    other = Process(redis_server.url, clock)
-    await acquainted([lossy, other])
-    yield _Behind(proxy, lossy, other)
-    for each in (lossy, other):
-        await each.advances.close()
-    await proxy.close()
-
-
-async def _until_cut(behind: _Behind) -> None:
-    """Waits until the proxy has lost what it was to lose."""
-    while not behind.proxy.refuse:
-        await asyncio.sleep(0.001)
-    await behind.lossy.quiet()
+async def behind(redis_server: RedisServer, clock: Time) -> AsyncIterator[Behind]:
+    async with behind_a_proxy(redis_server, clock) as two:
+        yield two
 
 
 async def test_what_is_lost_on_its_way_back_is_not_handed_back_twice(
-    behind: _Behind, clock: Time
+    behind: Behind, clock: Time
 ) -> None:
     """The server has taken a hand-back whose reply is lost. It is not said again."""
     used = await behind.lossy.admitted(60, hit(_LIMIT))
@@ -68,7 +35,7 @@ async def test_what_is_lost_on_its_way_back_is_not_handed_back_twice(
 
     clock.now_us += 10 * SECOND
     behind.lossy.advances.hand_back_all()
-    await _until_cut(behind)
+    await behind.until_cut()
     await behind.back()
 
     assert held > 0
@@ -76,12 +43,10 @@ async def test_what_is_lost_on_its_way_back_is_not_handed_back_twice(
     assert await counted(behind.other, hit(_LIMIT)) in (used, used + lost)
 
 
-async def test_a_hand_back_waits_for_a_server_that_is_away(behind: _Behind) -> None:
+async def test_a_hand_back_waits_for_a_server_that_is_away(behind: Behind) -> None:
     """What is handed back meanwhile comes to the server when it is there again, once."""
     used = await behind.lossy.admitted(60, hit(_LIMIT))
-    behind.proxy.refuse = True
-    while any(shard.available for shard in behind.lossy.store.shards):
-        await asyncio.sleep(0.001)
+    await behind.lose()
 
     behind.lossy.advances.hand_back_all()
     assert await counted(behind.other, hit(_LIMIT)) > used
@@ -92,13 +57,13 @@ async def test_a_hand_back_waits_for_a_server_that_is_away(behind: _Behind) -> N
     assert behind.lossy.stats.leased_hits["lost"] == 0
 
 
-async def test_an_advance_whose_reply_is_lost_is_never_spent(behind: _Behind) -> None:
+async def test_an_advance_whose_reply_is_lost_is_never_spent(behind: Behind) -> None:
     """The server has charged it, so others get less, and all together get no more."""
     passed = await behind.lossy.admitted(3, hit(_LIMIT))
     behind.proxy.lose = _ANY
 
     behind.lossy.advances.charge([[hit(_LIMIT)]] * 20, lambda _: None)
-    await _until_cut(behind)
+    await behind.until_cut()
     assert behind.lossy.advances.held(hit(_LIMIT)) == 0
     await behind.back()
     for _ in range(20):
@@ -110,13 +75,11 @@ async def test_an_advance_whose_reply_is_lost_is_never_spent(behind: _Behind) ->
     assert await counted(behind.other, hit(_LIMIT)) == 200
 
 
-async def test_while_the_server_is_away_nothing_new_is_given(behind: _Behind) -> None:
+async def test_while_the_server_is_away_nothing_new_is_given(behind: Behind) -> None:
     """A process spends what it holds; then the failure policy decides, as of any limit."""
     await behind.lossy.admitted(60, hit(_LIMIT))
     held = behind.lossy.advances.held(hit(_LIMIT))
-    behind.proxy.refuse = True
-    while any(shard.available for shard in behind.lossy.store.shards):
-        await asyncio.sleep(0.001)
+    await behind.lose()
 
     settled = await behind.lossy.ask(*[(hit(_LIMIT),)] * (held + 5))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from random import Random
 
 import pytest
 
-from ratelimit_service.model import Anchor, Calendar, Hit, Limit, Unit
+from ratelimit_service.algorithms import spec_of
+from ratelimit_service.model import Anchor, Calendar, Limit, Unit
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, SECOND
 from tests.stores.conftest import Time
-from tests.stores.leasing import Process, counted, hit, two_processes
+from tests.stores.leasing import Behind, Process, behind_a_proxy, counted, hit, two_processes
 
 _STEPS = int(os.environ.get("ADVANCE_STEPS", "400"))
 _SEED = int(os.environ.get("ADVANCE_SEED", "1"))
@@ -29,23 +31,32 @@ _WAYS = {
 class _Walk:
     """What two processes do by chance in one window, and what must be true after each step."""
 
-    def __init__(self, two: list[Process], clock: Time, one: Hit, chance: Random) -> None:
+    def __init__(
+        self,
+        two: list[Process],
+        clock: Time,
+        limit: Limit,
+        chance: Random,
+        behind: Behind | None = None,
+    ) -> None:
         self.two = two
         self.clock = clock
-        self.hit = one
+        self.limit = limit
+        self.hit = hit(limit, key=str(chance.random()))
+        self.behind = behind
         self.chance = chance
         self.admitted = 0
         self.more = 0
         """What a reset lets in: what was on the counter then."""
+        self.unknown = False
+        """Whether a reply was lost, so that more may be counted than anybody was told."""
 
     async def step(self) -> None:
         process, chance = self.chance.choice(self.two), self.chance
-        step = chance.randrange(20)
+        step = chance.randrange(24)
         if step < 12:
             addend = chance.choice((1, 1, 1, 2, 7))
-            requests = [(self.hit._replace(addend=addend),)] * chance.randrange(1, 12)
-            for settled in await process.ask(*requests):
-                self.admitted += addend * settled.verdict.passes
+            await self.ask(process, addend, chance.randrange(1, 12))
         elif step < 14:
             none = hit(Limit(0, Unit.DAY), key="none")
             (settled,) = await process.ask((self.hit, none))
@@ -57,9 +68,59 @@ class _Walk:
         elif step == 18:
             process.advances.hand_back_all()
             await process.quiet()
-        elif chance.random() < 0.05:
+        else:
+            await self.seldom(process, step)
+
+    async def seldom(self, process: Process, step: int) -> None:
+        """What comes from outside: resets, refunds, overrides, reloads and faults."""
+        chance = self.chance
+        if step == 19 and chance.random() < 0.05:
             self.more += await counted(process, self.hit)
             await process.store.forget([self.hit])
+        elif step == 20:
+            await self.refund(process, chance.choice((1, 1, 3)))
+        elif step == 21:
+            plain = self.hit._replace(spec=spec_of(self.limit._replace(advances=False)))
+            (settled,) = await process.ask((plain,))
+            self.admitted += settled.verdict.passes
+        elif step == 22:
+            process.advances.lease({self.hit.spec} if chance.random() < 0.7 else set())
+            await process.quiet()
+        elif step == 23 and self.behind is not None and process is self.behind.lossy:
+            await self.fault(self.behind)
+
+    async def ask(self, process: Process, addend: int, times: int) -> None:
+        requests = [(self.hit._replace(addend=addend),)] * times
+        for settled in await process.ask(*requests):
+            # Without an answer the failure policy decides, and nothing is counted here.
+            outcomes = settled.outcomes
+            self.admitted += addend * (settled.verdict.passes and None not in outcomes)
+
+    async def refund(self, process: Process, addend: int) -> None:
+        """A caller gives back what was admitted, if so much was."""
+        if self.admitted >= addend:
+            (settled,) = await process.ask((self.hit._replace(addend=addend, refund=True),))
+            told = settled.outcomes[0]
+            self.admitted -= told.charged if told is not None else 0
+
+    async def fault(self, behind: Behind) -> None:
+        """A process is asked without its server, or loses a reply to a charge or a hand-back."""
+        process = behind.lossy
+        kind = self.chance.randrange(3)
+        if kind == 0:
+            await behind.lose()
+            await self.ask(process, 1, 9)
+        else:
+            behind.proxy.lose = re.compile(b".")
+            held = process.advances.held(self.hit)
+            if kind == 1:
+                await self.ask(process, held + 1, 1)
+            else:
+                process.advances.hand_back_all()
+                await self.ask(process, 1, 1)
+            await behind.until_cut()
+        await behind.back()
+        self.unknown = self.unknown or kind > 0
 
     async def check(self) -> None:
         """Nobody is above the limit, and what was counted is admitted, held, or lost."""
@@ -71,7 +132,7 @@ class _Walk:
         on_counter = await counted(self.two[0], self.hit)
         assert self.admitted <= self.hit.spec.limit + self.more
         assert self.admitted + held <= on_counter + self.more
-        if not self.more:
+        if not (self.more or self.unknown):
             assert self.admitted + held + lost == on_counter
 
 
@@ -81,15 +142,30 @@ async def test_the_books_are_right_after_each_step(
 ) -> None:
     """What is admitted, held and lost is what the server has counted, and not above the limit."""
     chance = Random(f"{_SEED} {way}")
-    for number in range(max(1, _STEPS // 100)):
+    for _ in range(max(1, _STEPS // 100)):
         async with two_processes(redis_server, clock) as two:
-            walk = _Walk(two, clock, hit(_WAYS[way], key=str(number)), chance)
-            begun = clock.now_us
-            for _ in range(100):
-                await walk.step()
-                if clock.now_us >= begun + MINUTE - SECOND:
-                    break
-                await walk.check()
+            await _walked(_Walk(two, clock, _WAYS[way], chance))
+
+
+@pytest.mark.parametrize("way", _WAYS)
+async def test_with_faults_nobody_gets_more(
+    redis_server: RedisServer, clock: Time, way: str
+) -> None:
+    """A process that loses its server, replies and hand-backs admits no more than was counted."""
+    chance = Random(f"{_SEED} faults {way}")
+    for _ in range(max(1, _STEPS // 100)):
+        async with behind_a_proxy(redis_server, clock) as behind:
+            two = [behind.lossy, behind.other]
+            await _walked(_Walk(two, clock, _WAYS[way], chance, behind))
+
+
+async def _walked(walk: _Walk) -> None:
+    begun = walk.clock.now_us
+    for _ in range(100):
+        await walk.step()
+        if walk.clock.now_us >= begun + MINUTE - SECOND:
+            break
+        await walk.check()
 
 
 _BURST, _RATE = 200, 600
