@@ -5,16 +5,19 @@
 Three ways to count for one hot limit are driven by the same calls in this process: each hit asked
 of Redis (`exact`), advances (`leased`), and a reporter that counts by itself and tells Redis every
 100 ms, as some rate limiters do. A row has what was admitted of the limit, and what was sent to
-Redis for each admitted hit. Below stands how many calls a second one process decides in batches of
-one read, leased and with counters in memory. Windows are one and ten seconds long. It takes some
-four minutes.
+Redis for each admitted hit. Windows are one and ten seconds long. Below stands what one process
+does leased, beside counters in memory and exact ones: calls a second in batches of one read, time
+of one call, and the processor time of Redis for a decision. It takes some four minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Sequence
+from itertools import accumulate
+from random import Random
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -39,8 +42,14 @@ _TICK_SECONDS = 0.005
 _LAST_US = 20_000
 _REPORT_SECONDS = 0.1
 _BATCH = 64
-_BATCHES = 3_000
+_HITS = 64_000
 _TURNS = 5
+_WARM_SECONDS = 10.0
+"""Until then it is not known how fast keys are used; an advance is for five seconds."""
+
+_KEYS = 20_000
+_CALLS = 5_000
+_STORE_BATCHES = 500
 _ASIDE = ("advance", "hand_back")
 """What is sent beside the hits that are charged one by one."""
 
@@ -155,26 +164,78 @@ async def _row(url: str, way: str, limit: Limit, offered: int) -> Row:
     return Row(passed, sent)
 
 
-async def _pace(store: Store, one: Hit) -> float:
-    """Calls a second that a store decides for one process, in batches of one read."""
-    counter, best = InStore(store), 0.0
-    for _ in range(_TURNS):
+async def _pace(store: Store, hits: Sequence[Hit]) -> float:
+    """Calls a second of processor time that a store decides, in batches of one read."""
+    best, warm_at = 0.0, time.monotonic() + _WARM_SECONDS
+    turns = 0
+    while turns < _TURNS:
         begun = time.process_time()
-        for _ in range(_BATCHES):
-            await counter.hit(one, _BATCH)
-        best = max(best, _BATCHES * _BATCH / (time.process_time() - begun))
+        for start in range(0, len(hits), _BATCH):
+            future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+            store.charge([[one] for one in hits[start : start + _BATCH]], future.set_result)
+            await future
+        if time.monotonic() > warm_at:
+            best, turns = max(best, len(hits) / (time.process_time() - begun)), turns + 1
     return best
 
 
-async def _paces(url: str) -> tuple[float, float]:
-    """The pace leased on Redis, and that of counters in memory."""
+async def _p50_us(store: Store, one: Hit) -> float:
+    """How long one call takes at a time, at the median."""
+    counter, took = InStore(store), []
+    for _ in range(_CALLS):
+        begun = time.perf_counter_ns()
+        await counter.hit(one, 1)
+        took.append(time.perf_counter_ns() - begun)
+    return statistics.median(took) / 1_000
+
+
+async def _store_us(url: str, store: Store, one: Hit) -> float:
+    """Redis' processor time for each decision."""
+    with redis.Redis.from_url(url) as client:
+        begun = _cpu_us(client)
+        counter = InStore(store)
+        for _ in range(_STORE_BATCHES):
+            await counter.hit(one, _BATCH)
+        return (_cpu_us(client) - begun) / (_STORE_BATCHES * _BATCH)
+
+
+def _cpu_us(client: redis.Redis) -> float:
+    used = client.info("cpu")
+    return 1_000_000 * float(used["used_cpu_user"] + used["used_cpu_sys"])
+
+
+async def _costs(url: str) -> None:
+    """Prints what one process does, leased on Redis, beside counters in memory and exact ones."""
     limit = Limit(4_000_000_000, Unit.DAY, advances=True)
+    chance = Random(1)
+    hot = [_hit(limit, "hot")] * _HITS
+    keys = [_hit(limit, f"key {number}") for number in range(_KEYS)]
+    weights = list(accumulate(1 / (number + 1) for number in range(_KEYS)))
+    zipf = chance.choices(keys, cum_weights=weights, k=_HITS)
     (store, stats), (other, _) = await _stores(url)
-    leased = _front(store, stats)
-    found = await _pace(leased, _hit(limit, "pace"))
+    leased, memory = _front(store, stats), MemoryStore(2 * _KEYS, Stats(), Health())
+    print("\n| one process | leased | beside it | leased to that | required |")
+    print("|---|---|---|---|---|")
+    for name, hits in (("one hot key", hot), (f"Zipf over {_KEYS:,} keys", zipf)):
+        ours, theirs = await _pace(leased, hits), await _pace(memory, hits)
+        print(
+            f"| calls a second, {name} | {ours:,.0f} | {theirs:,.0f} in memory "
+            f"| {ours / theirs:.2f} | at least 0.8 |",
+            flush=True,
+        )
+    ours, theirs = await _p50_us(leased, hot[0]), await _p50_us(memory, hot[0])
+    print(
+        f"| one call at a time, p50 | {ours:.1f} us | {theirs:.1f} us in memory "
+        f"| {ours - theirs:+.1f} us | at most 20 us more |"
+    )
+    exact = _hit(limit._replace(advances=False), "exact")
+    ours, theirs = await _store_us(url, leased, hot[0]), await _store_us(url, leased, exact)
+    print(
+        f"| Redis' CPU for a decision | {ours:.2f} us | {theirs:.2f} us exact "
+        f"| {ours / theirs:.2f} | at most 0.1 |"
+    )
     await leased.close()
     await other.close()
-    return found, await _pace(MemoryStore(1_000, Stats(), Health()), _hit(limit, "pace"))
 
 
 async def _run(url: str) -> None:
@@ -194,9 +255,7 @@ async def _run(url: str) -> None:
                         f"| {row.admitted:,} | {over:.1f} % | {sent:.3f} |",
                         flush=True,
                     )
-    leased, memory = await _paces(url)
-    print(f"\none hot key: {leased:,.0f} decisions a second of CPU leased, {memory:,.0f} in memory")
-    print(f"leased to memory: {leased / memory:.2f}")
+    await _costs(url)
 
 
 def main() -> None:

@@ -238,15 +238,19 @@ class Advances:
         wanting: list[Balance] = []
         spent = 0
         for hits in requests:
-            if not hits or (len(hits) > 1 and not self._can_pay(hits, now_us)):
+            if len(hits) == 1:
+                outcome = self._pay(hits[0], now_us, wanting)
+                if outcome is None:
+                    found.append(None)
+                else:
+                    spent += outcome.charged
+                    found.append(Settled([outcome], _WITHIN))
+            elif hits and self._can_pay(hits, now_us):
+                outcomes = [self._pay(hit, now_us, wanting) for hit in hits]
+                spent += sum([hit.addend for hit in hits])
+                found.append(Settled(outcomes, _WITHIN))
+            else:
                 found.append(None)
-                continue
-            outcomes = [self._pay(hit, now_us, wanting) for hit in hits]
-            if outcomes[0] is None:
-                found.append(None)
-                continue
-            spent += sum([hit.addend for hit in hits])
-            found.append(Settled(outcomes, _WITHIN))
         if spent:
             self._hits["spent"] += spent
         self._ask_all(wanting, now_us, priority)
@@ -273,14 +277,23 @@ class Advances:
 
     def _pay(self, hit: Hit, now_us: int, wanting: list[Balance]) -> Outcome | None:
         """Spends a hit, if its balance can pay all of it. Notes who should ask for an advance."""
-        balance = self._paying(hit, now_us)
-        if balance is None:
+        key, spec, addend, mode, count_denied, refund, _, _, _, _ = hit
+        if not (spec.advances and addend) or mode or count_denied or refund:
             return None
-        outcome = balance.spend(hit.addend, now_us)
-        if balance.unspent <= balance.low and not balance.asking:
+        balance = self._table.get((key, spec.reserved))
+        if balance is None or balance.unspent < addend or now_us >= balance.end_us:
+            return None
+        known = balance.hit.spec
+        if known is not spec and known != spec:
+            return None
+        balance.hits += addend
+        balance.used_us = now_us
+        balance.spent += addend
+        balance.unspent = unspent = balance.unspent - addend
+        if unspent <= balance.low and not balance.asking:
             balance.asking = True
             wanting.append(balance)
-        return outcome
+        return Outcome(False, balance.left + unspent, max(0, balance.resets_us - now_us), addend)
 
     def _not_paid(self, hit: Hit, now_us: int, wanting: list[Balance]) -> None:
         """Notes that a hit is charged plainly, and who should ask for an advance.

@@ -81,15 +81,6 @@ class Balance:
             return False
         return self.hit.spec is hit.spec or self.hit.spec == hit.spec
 
-    def spend(self, addend: int, now_us: int) -> Outcome:
-        """Pays so many hits."""
-        self.hits += addend
-        self.used_us = now_us
-        self.unspent -= addend
-        self.spent += addend
-        resets_us = max(0, self.resets_us - now_us)
-        return Outcome(False, self.left + self.unspent, resets_us, addend)
-
     def put_back(self, addend: int) -> None:
         """Takes back what was spent."""
         self.unspent += addend

@@ -21,7 +21,7 @@ from ratelimit_service.stores.redis.balance import Balance, Name, name_of
 
 __all__ = ["Balances", "HandBack"]
 
-_MOST: Final = 10_000
+_MOST: Final = 30_000
 """So many counters are known at most. One that is put out hands its balance back."""
 
 _SPARED: Final = 4
@@ -30,7 +30,7 @@ _SPARED: Final = 4
 _IN_USE_US: Final = 100_000
 
 _LOOK_SECONDS: Final = 0.02
-_LOOKED_AT: Final = 500
+_LOOKED_AT: Final = 1_000
 _HANDED_BACK: Final = 100
 """How often it is looked for what is idle, at how many, and of how many it is handed back: that
 takes 1 ms at most."""
