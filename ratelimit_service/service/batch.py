@@ -47,7 +47,7 @@ class Batch:
         self.priority = priority
         """A store sends requests of a smaller priority first, as `Store.charge` says."""
         self.origins = origins
-        """Who has made the calls; None where nobody has looked (`Telling.wants_origins`)."""
+        """Who has made the calls; None where nobody has looked (`DecisionEvents.wants_origins`)."""
         self.divisible = False
         """Whether `answer_some` takes answers before there are all."""
         self.started_us = 0

@@ -2,7 +2,8 @@
 
 A batch is planned, charged together and answered. No request can stop the process or another
 request of its batch: what goes wrong becomes that request's refusal. What must not live here:
-how one request is planned (`planning`) and answered (`answering`), and who is told (`telling`).
+how one request is planned (`planning`) and answered (`answering`), and who is told
+(`decision_events`).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch, PartOfBatch
+from ratelimit_service.service.decision_events import DecisionEvents
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.notes import Note, unnoted
+from ratelimit_service.service.overrides.in_force import OverriddenRequest, OverridesInForce
 from ratelimit_service.service.planned import PlannedRequest, leased
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch
-from ratelimit_service.service.steering import Steered, Steering
-from ratelimit_service.service.telling import Telling
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     DROPPED,
@@ -88,7 +89,7 @@ class Service:
         self._faults = Faults(stats)
         rare_log = RareLog(stats)
         self._planning = Planning(settings, stats, self._faults, rare_log)
-        self.steering = Steering(settings, store, self._planning)
+        self.overrides = OverridesInForce(settings, store, self._planning)
         """The overrides that are in force here."""
         self._answering = Answering(settings, store, stats, self._faults, rare_log, clock, note)
         self.callers = None if settings.no_callers else TopCallers()
@@ -96,7 +97,7 @@ class Service:
         self._compiler = self._planning.compiler
         self.enqueueing: Enqueueing | None = None
         """Takes the denied requests of rules that have a queue."""
-        self.telling = Telling(self._faults)
+        self.events = DecisionEvents(self._faults)
         """Who hears of decisions."""
         self._decisions = DecisionLog.if_wanted(self._serves)
 
@@ -130,7 +131,7 @@ class Service:
         batch.started_us = now_us or elapsed_us()
         try:
             if batch.origins is not None:
-                batch.traced = self.telling.choose(batch.origins)
+                batch.traced = self.events.choose(batch.origins)
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
@@ -208,7 +209,7 @@ class Service:
         batch = CallbackBatch(its_bodies, given.extend, origins=its_origins)
         batch.started_us = elapsed_us()
         batch.planned = [one[0] for one in known if one is not None]
-        batch.traced = self.telling.choose(its_origins)
+        batch.traced = self.events.choose(its_origins)
         self._settled(batch, [one[1] for one in known if one is not None])
         for place, answer in zip(places, given, strict=False):
             answers[place] = answer
@@ -224,7 +225,7 @@ class Service:
         planned = self._planning.requests.get(body, number)
         if planned is None or not planned.hits or planned.leasing:
             return None
-        if self.steering.active and planned.untouched != self.steering.generation:
+        if self.overrides.active and planned.untouched != self.overrides.generation:
             return None
         return planned
 
@@ -248,7 +249,7 @@ class Service:
         planning = self._planning
         remembered = planning.requests.get
         ask = planning.ask
-        steered: list[Steered | None] | None = None
+        overridden: list[OverriddenRequest | None] | None = None
         planned: list[PlannedRequest | Answer] = []
         effort = EFFORT
         effort.bounded = True
@@ -260,8 +261,8 @@ class Service:
                 ]
             else:
                 planned = [remembered(body, number) or ask(body, snapshot) for body in bodies]
-            if self.steering.active:
-                steered = self.steering.steer(bodies, planned, snapshot, self._clock())
+            if self.overrides.active:
+                overridden = self.overrides.apply(bodies, planned, snapshot, self._clock())
         except EffortSpentError:
             planning.unfinished = True
         finally:
@@ -273,9 +274,9 @@ class Service:
             return
         pay = self._pay
         if pay is not None and snapshot.leases and batch.divisible and len(planned) > 1:
-            self._divide(batch, planned, steered, pay)
+            self._divide(batch, planned, overridden, pay)
         else:
-            self._charge_planned(batch, planned, steered)
+            self._charge_planned(batch, planned, overridden)
 
     def _plan_on(
         self,
@@ -297,7 +298,7 @@ class Service:
         self,
         batch: Batch,
         planned: list[PlannedRequest | Answer],
-        steered: list[Steered | None] | None,
+        overridden: list[OverriddenRequest | None] | None,
     ) -> None:
         """Charges a batch that is planned."""
         if self._planning.leases:
@@ -319,11 +320,11 @@ class Service:
             self._settled(batch, [])
             return
         settled = partial(self._settled, batch)
-        if steered is None:
+        if overridden is None:
             charge = partial(self._store.charge, charged, settled)
         else:
-            charge = partial(self.steering.charge, planned, steered, settled)
-        pauses = not self.waits or steered is not None
+            charge = partial(self.overrides.charge, planned, overridden, settled)
+        pauses = not self.waits or overridden is not None
         if pauses and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
             shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
         else:
@@ -333,33 +334,37 @@ class Service:
         self,
         batch: Batch,
         planned: list[PlannedRequest | Answer],
-        steered: list[Steered | None] | None,
+        overridden: list[OverriddenRequest | None] | None,
         pay: Pay,
     ) -> None:
         """Answers those requests of a batch that need no store, and charges the others."""
         batch.planned = planned
-        paid = self._answer_paid(batch, steered, pay)
+        paid = self._answer_paid(batch, overridden, pay)
         if not paid:
-            self._charge_planned(batch, planned, steered)
+            self._charge_planned(batch, planned, overridden)
             return
         places = sorted(set(range(len(planned))).difference(paid))
         if not places:
             return
         rest = PartOfBatch(batch, places)
-        its_steered = None if steered is None else [steered[place] for place in places]
+        its_overridden = None if overridden is None else [overridden[place] for place in places]
         try:
-            self._charge_planned(rest, rest.planned, its_steered)
+            self._charge_planned(rest, rest.planned, its_overridden)
         except Exception as error:
             self._fail(rest, error)
 
     def _answer_paid(
-        self, batch: Batch, steered: list[Steered | None] | None, pay: Pay
+        self, batch: Batch, overridden: list[OverriddenRequest | None] | None, pay: Pay
     ) -> list[int]:
         """Answers those requests that need no store; returns their places."""
         places: list[int] = []
         hits: list[Sequence[Hit]] = []
         for place, one in enumerate(batch.planned):
-            if not isinstance(one, PlannedRequest) or not one.hits or (steered and steered[place]):
+            if (
+                not isinstance(one, PlannedRequest)
+                or not one.hits
+                or (overridden and overridden[place])
+            ):
                 continue
             if one.hits[0].spec.advances:
                 places.append(place)
@@ -414,7 +419,7 @@ class Service:
                     self._note_callers(batch, () if exact else settled, answers, callers)
             if self._compiler.enqueues:
                 self._enqueue(batch, settled)
-            if self.telling.listeners or batch.traced:
+            if self.events.listeners or batch.traced:
                 self._record(batch, settled, answers, took_us)
 
     def _give_back(
@@ -494,7 +499,7 @@ class Service:
         decided = DecidedBatch(
             batch.bodies, batch.planned, settled, answers, batch.origins, took_us
         )
-        self.telling.tell(decided, batch.traced)
+        self.events.tell(decided, batch.traced)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
@@ -511,7 +516,7 @@ class Service:
                 answers += self._answering.answer([one], [known])
         answers += [self.bug(error) for _ in range(len(batch.bodies) - len(answers))]
         self._tell(batch, answers)
-        if self.telling.listeners or batch.traced:
+        if self.events.listeners or batch.traced:
             self._record(batch, None, answers, elapsed_us() - batch.started_us)
 
     def _tell(self, batch: Batch, answers: list[Answer]) -> None:

@@ -168,7 +168,7 @@ async def test_beside_a_grant(rules: Path, own_redis: RedisServer, process: Proc
     """A caller whose grant lies in Redis waits for it, and nobody beside him."""
     ends = Ends(Asking(rules, _RULES, store=process.advances))
     await held(ends, process, "user=a", "user=bob")
-    ends.service.steering.add([override(GRANT, number=5)])
+    ends.service.overrides.add([override(GRANT, number=5)])
     own_redis.stop()
 
     assert answered(ends.receive(frames(ends, "user=bob", "user=a"))) == 1
@@ -196,7 +196,7 @@ async def test_each_call_has_the_span_of_its_caller(rules: Path, process: Proces
     """Spans are told of the calls that they are for, however their read was divided."""
     ends = Ends(Asking(rules, _RULES, store=process.advances))
     await held(ends, process, "user=a")
-    ends.service.telling.tracer = tracer = Keeping()
+    ends.service.events.tracer = tracer = Keeping()
     read = b""
     for number, text in enumerate(("plan=x", "user=a", "plan=y", "user=a")):
         body = wire.encode_request(Request("edge", (descriptor(text),)))
@@ -217,7 +217,7 @@ async def test_a_ban_is_not_paid(rules: Path, process: Process) -> None:
     """Who is banned is denied in any read, whatever is held of his limit."""
     ends = Ends(Asking(rules, _RULES, store=process.advances))
     await held(ends, process, "user=a", "user=bob")
-    ends.service.steering.add([override(BAN)])
+    ends.service.overrides.add([override(BAN)])
     ends.stats.take()
 
     ends.receive(frames(ends, "user=bob", "user=a", "user=bob"))

@@ -106,12 +106,12 @@ async def test_an_override_takes_its_hits_from_the_balance(
     await passed(asking, 40, "user=bob")
     for one in (override(LIMIT, number=300), override(GRANT, number=5)):
         spent = two[0].stats.leased_hits["spent"]
-        asking.service.steering.add([one])
+        asking.service.overrides.add([one])
 
         assert await passed(asking, 5, "user=bob") == 5
         assert two[0].stats.leased_hits["spent"] == spent
 
-        asking.service.steering.remove([one])
+        asking.service.overrides.remove([one])
 
 
 async def test_a_ban_and_an_exemption_hold_at_once(
@@ -122,12 +122,12 @@ async def test_a_ban_and_an_exemption_hold_at_once(
     await passed(asking, 40, "user=bob")
     spent = two[0].stats.leased_hits["spent"]
     for one, passing in ((override(BAN), 0), (override(EXEMPT), 5)):
-        asking.service.steering.add([one])
+        asking.service.overrides.add([one])
 
         assert await passed(asking, 5, "user=bob") == passing
         assert two[0].stats.leased_hits["spent"] == spent
 
-        asking.service.steering.remove([one])
+        asking.service.overrides.remove([one])
 
 
 async def test_in_memory_a_leased_limit_is_exact(tmp_path: Path) -> None:
