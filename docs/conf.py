@@ -33,6 +33,7 @@ NAVIGATION = {
         "how-to/login",
         "how-to/tiers",
         "how-to/llm-budget",
+        "how-to/credits",
         "how-to/mcp",
         "how-to/concurrency",
         "how-to/elastic",
@@ -63,6 +64,7 @@ NAVIGATION = {
         "runbook",
         "kubernetes",
         "redis",
+        "regions",
         "traces",
     ],
     "Inside": [

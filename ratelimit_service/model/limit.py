@@ -66,6 +66,7 @@ class Limit(NamedTuple):
     With a `grouping` the addresses of one network are one caller. With a `schedule` it holds only
     at its times, and counts only then. All limits of a `pool` charge one counter, whatever the
     value of the rule's own entry; `reserved` are the hits that this one leaves to the others.
+    With `count_by` only the entries with these keys tell its counters apart; empty, all do.
     With `advances` processes may hold parts of it that are counted ahead.
     """
 
@@ -86,6 +87,7 @@ class Limit(NamedTuple):
     schedule: Schedule | None = None
     pool: str = ""
     reserved: int = 0
+    count_by: tuple[str, ...] = ()
     advances: bool = False
 
     @property

@@ -60,7 +60,7 @@ def advice(nodes: Iterable[Node], minute: int, path: _Path = ()) -> Iterator[Pro
         yield from _misread(node, here)
         yield from _never_grouped(node, here)
         if node.rule is not None:
-            yield from _pointless(node.rule)
+            yield from _never_paying(node.rule) if node.rule.in_turn else _pointless(node.rule)
             yield from _unfitting(node.rule)
             yield from _all_reserved(node.rule)
             yield from _idle_queue(node.rule)
@@ -245,6 +245,17 @@ def _pointless(rule: Rule) -> Iterator[Problem]:
             yield Problem(rule.source, rule.path, message, "pointless", tolerated=True, hint=True)
 
 
+def _never_paying(rule: Rule) -> Iterator[Problem]:
+    """Of limits that pay in turn those that never pay."""
+    for limit in rule.limits:
+        if not spec_of(limit).limit:
+            message = f"{quoted(limit.name)} can never pay: it has room for no hit"
+            yield Problem(rule.source, rule.path, message, "pointless", tolerated=True, hint=True)
+    if len(rule.limits) == 1:
+        message = "charge: first does nothing with one limit: nothing pays after it"
+        yield Problem(rule.source, rule.path, message, "pointless", tolerated=True, hint=True)
+
+
 def _implies(one: Limit, other: Limit) -> bool:
     """Whether one limit denies callers before they reach the other one; both have fixed windows."""
     if one is other or not (_of_clock(one) and _of_clock(other)):
@@ -301,6 +312,7 @@ def _charged_plainly(rule: Rule) -> Iterator[Problem]:
         reasons = {
             "shadow_mode": rule.shadow_mode,
             "quota_mode": rule.quota_mode,
+            "charge: first": rule.in_turn,
             "soft": limit.soft_ppm > 0,
             "count_denied": limit.count_denied,
         }

@@ -67,6 +67,8 @@ def _of_rule(rule: Rule) -> Iterator[str]:
     if rule.answer:
         style = {name: value for name, value in rule.answer._asdict().items() if value}
         yield f"answer: {json.dumps(style, ensure_ascii=False)}"
+    if rule.in_turn:
+        yield "charge: first"
     if rule.enqueue:
         yield "on_limit: enqueue"
 
@@ -97,10 +99,7 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield f"soft: {limit.soft_ppm / 10_000:g}%"
     if limit.grouping is not None:
         yield f"group: {grouping_text(limit.grouping)}"
-    if limit.pool:
-        yield f"pool: {limit.pool}"
-    if limit.reserved:
-        yield f"reserve: {limit.reserved}"
+    yield from _of_sharing(limit)
     if limit.schedule is not None:
         yield f"when: {schedule_text(limit.schedule)}"
     if limit.count_denied:
@@ -109,6 +108,15 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield "sync: leased"
     if limit.name:
         yield f"name: {limit.name}"
+
+
+def _of_sharing(limit: Limit) -> Iterator[str]:
+    if limit.pool:
+        yield f"pool: {limit.pool}"
+    if limit.reserved:
+        yield f"reserve: {limit.reserved}"
+    if limit.count_by:
+        yield f"count_by: {' '.join(limit.count_by)}"
 
 
 def _of_algorithm(limit: Limit) -> Iterator[str]:

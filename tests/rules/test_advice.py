@@ -188,6 +188,8 @@ def test_pointless_limits(limits: str, pointless: bool) -> None:
          "shadow_mode"),
         ("quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 9, sync: leased}",
          "quota_mode"),
+        ("charge: first, rate_limits: [{name: a, unit: hour, requests_per_unit: 9, sync: leased}, "
+         "{name: b, unit: day, requests_per_unit: 9}]", "charge: first"),
         ("rate_limit: {unit: hour, requests_per_unit: 9, sync: leased}", ""),
         ("shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}", ""),
     ],
@@ -500,3 +502,23 @@ def test_one_limit_with_times_is_meant() -> None:
         )
         == []
     )
+
+
+def test_what_can_never_pay() -> None:
+    """Of limits that pay in turn one without room never pays, and one alone has nobody behind it.
+
+    None of them is held against another one for being tighter: each is charged by itself.
+    """
+    assert hints(
+        """\
+        - key: k
+          charge: first
+          rate_limits:
+            - {unit: day, requests_per_unit: 5, name: a}
+            - {unit: hour, requests_per_unit: 5, name: b}
+            - {unit: minute, requests_per_unit: 0, name: c}
+        - key: m
+          charge: first
+          rate_limits: [{unit: day, requests_per_unit: 5, name: a}]
+        """
+    ) == [("k", "pointless"), ("m", "pointless")]
