@@ -36,6 +36,7 @@ COMPILED = {
         stores/redis/server_clock stores/redis/server stores/redis/call_window
         stores/redis/divided stores/redis/batches stores/redis/shard stores/redis/connection
         stores/redis/store
+        stores/redis/advance stores/redis/advances stores/redis/balance stores/redis/hand_backs
     """,
     "transport": """
         eventloop/clock eventloop/scheduler

@@ -3,7 +3,8 @@
 For each fault: two thousand requests a second for some seconds before it, while it lasts, and
 after it; what came late, what was decided by policy, what was admitted beyond the limits, how
 the counters compare with an independent tally of the answers, and how long until all was
-normal. `python -m benchmarks.faults NAME…` runs some; docs/redis.md has the table.
+normal. Each fault has a row with exact and one with leased limits, of which the counters also hold
+what processes hold. `python -m benchmarks.faults NAME…` runs some; docs/redis.md has the table.
 """
 
 from __future__ import annotations
@@ -315,14 +316,17 @@ FAULTS: dict[str, tuple[Callable[[Path], AbstractContextManager[Site]], str]] = 
     "Cluster: node lost": (node_lost, "closed"),
     "ring: a shard lost": (shard_lost, "closed"),
 }
+LEASED = ", leased"
+"""What the names of rows end with in which processes hold counted parts of the limits."""
+FAULTS |= {name + LEASED: fault for name, fault in FAULTS.items()}
 
 
-def rules(directory: Path) -> Path:
+def rules(directory: Path, sync: str) -> Path:
     file = directory / "rules.yaml"
     file.write_text(
         f"domain: {DOMAIN}\ndescriptors:\n"
-        f"- {{key: roomy, rate_limit: {{unit: year, requests_per_unit: 1000000}}}}\n"
-        f"- {{key: tight, rate_limit: {{unit: year, requests_per_unit: {LIMIT}}}}}\n"
+        f"- {{key: roomy, rate_limit: {{unit: year, requests_per_unit: 1000000, sync: {sync}}}}}\n"
+        f"- {{key: tight, rate_limit: {{unit: year, requests_per_unit: {LIMIT}, sync: {sync}}}}}\n"
     )
     return file
 
@@ -376,7 +380,8 @@ def run(name: str) -> Result:
     begin, policy = FAULTS[name]
     with tempfile.TemporaryDirectory() as place, begin(Path(place)) as site:
         directory = Path(place)
-        flags = ["--rules", str(rules(directory)), "--store", site.url]
+        written = rules(directory, "leased" if name.endswith(LEASED) else "exact")
+        flags = ["--rules", str(written), "--store", site.url]
         service, port = serving([*flags, "--failure-policy", policy, "--log-level", "error"])
         try:
             time.sleep(1.5)  # the processes that count have heard of each other

@@ -20,6 +20,10 @@ KNOWN = {*registry.builtin_names, *registry.global_names}
 """Builtins that mypyc finds by itself. It looks for all others among the module's own names."""
 
 
+INTERPRETED = {"Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum", "Exception"}
+"""What a class is of that may be inherited from also where it is compiled."""
+
+
 def compiled() -> dict[str, list[Path]]:
     """The modules that `setup.py` lists, by what it calls them."""
     listed = re.search(r"COMPILED = (\{.*?\})", (PROJECT / "setup.py").read_text(), re.DOTALL)
@@ -85,3 +89,31 @@ class Fields(NamedTuple):
 """
 
     assert list(unknown_fields(text)) == ["Fields.parent: object", "Fields.far: Far"]
+
+
+def subclasses_of_compiled() -> Iterator[str]:
+    """Classes of modules that are not compiled whose base is a class of one that is."""
+    modules = {path for paths in compiled().values() for path in paths}
+    bases = {
+        node.name
+        for path in modules
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not {*map(ast.unparse, node.bases)} & INTERPRETED
+    }
+    for path in sorted((PROJECT / "ratelimit_service").rglob("*.py")):
+        tree = ast.parse(path.read_text()) if path not in modules else ast.Module([], [])
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.name in bases
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and {*map(ast.unparse, node.bases)} & imported:
+                yield f"{path.relative_to(PROJECT)}: {node.name}"
+
+
+def test_no_class_inherits_from_a_compiled_one() -> None:
+    """Unless it is compiled itself: else nobody could make one, and only then it would show."""
+    assert [*subclasses_of_compiled()] == []

@@ -11,12 +11,19 @@ from ratelimit_service.algorithms.registry import (
     value_of,
     with_parameter,
 )
-from ratelimit_service.algorithms.settle import Changes, denying, descriptors_of, settle
+from ratelimit_service.algorithms.settle import (
+    LEAST_ADVANCE,
+    Changes,
+    denying,
+    descriptors_of,
+    settle,
+)
 
 __all__ = [
     "ALGORITHMS",
     "CALLED_ELSEWHERE",
     "DEFAULT",
+    "LEAST_ADVANCE",
     "PARAMETERS",
     "Changes",
     "capacity_of",

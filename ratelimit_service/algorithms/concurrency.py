@@ -201,5 +201,6 @@ ALGORITHM: Final = Algorithm(
     held=_held,
     denied=Denied.NOT_COUNTED,
     bundle=several,
+    exact_why="it hands out a lease for every hit; leave sync out",
     cached=False,  # leases come back at any time
 )

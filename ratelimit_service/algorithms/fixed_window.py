@@ -283,6 +283,11 @@ def _weight(spec: CounterSpec) -> int:
     return _CLOCKED_WEIGHT if spec.adds else _OTHER_WEIGHT
 
 
+def _advance(_spec: CounterSpec, reset_us: int) -> int:
+    """Until the window ends."""
+    return reset_us
+
+
 def _key(spec: CounterSpec) -> str:
     """As `f3600`; `h3600` from the first hit; on a calendar as `fmonth@Europe/Berlin`."""
     anchor = spec.anchor
@@ -302,4 +307,5 @@ ALGORITHM: Final = Algorithm(
     key=_key,
     weight=_weight,
     adds=True,
+    advance=_advance,
 )

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ratelimit_service.algorithms.level import BURST, burst_of, charge, contradictions, refund
+from ratelimit_service.algorithms.level import (
+    BURST,
+    advance,
+    burst_of,
+    charge,
+    contradictions,
+    refund,
+)
 from ratelimit_service.model import (
     Algorithm,
     Contradiction,
@@ -76,4 +83,5 @@ ALGORITHM: Final = Algorithm(
     denied=Denied.COUNTED_WITH_ROOM,
     refills=True,
     ticks=True,
+    advance=advance,
 )

@@ -34,7 +34,7 @@ from ratelimit_service.model import (
     step,
 )
 
-__all__ = ["BURST", "burst_of", "charge", "contradictions", "refund"]
+__all__ = ["AHEAD_PARTS", "BURST", "advance", "burst_of", "charge", "contradictions", "refund"]
 
 _STATE: Final = struct.Struct(">cBIddI")
 
@@ -186,6 +186,22 @@ def refund(
     return Step(True, state, remaining, level.until_us(0), 0, given_back, level.damaged)
 
 
+AHEAD_PARTS: Final = 20
+"""A leased bucket keeps the 20th part of its burst free for what is spent later than counted."""
+
+_LEAST_ADVANCE_US: Final = 20_000
+"""A shorter advance would end before much of it can be spent."""
+
+
+def advance(spec: CounterSpec, _reset_us: int) -> int:
+    """The time in which as much comes back as a leased bucket keeps free, at most.
+
+    What is spent in any time was counted in that time and this one before. So no more is admitted
+    in any time than the burst and what comes back in it.
+    """
+    return spec.limit * spec.window_us // ((AHEAD_PARTS - 1) * max(1, spec.rate))
+
+
 def burst_of(limit: Limit) -> int:
     """What a bucket holds: its burst, else as much as comes back in a window."""
     return limit.requests_per_unit if limit.burst is None else limit.burst
@@ -196,6 +212,27 @@ def contradictions(limit: Limit) -> Iterator[Contradiction]:
     if limit.burst is not None and not limit.requests_per_unit:
         message = "a burst needs requests_per_unit above 0, or it never comes back"
         yield Contradiction("burst", message, "burst")
+    if limit.advances:
+        yield from _of_advances(limit)
+
+
+def _of_advances(limit: Limit) -> Iterator[Contradiction]:
+    burst, rate = burst_of(limit), limit.requests_per_unit
+    for name, given in (("refill: stepped", limit.stepped), ("pool", bool(limit.pool))):
+        if given:
+            message = f"sync: leased and {name} exclude each other in a bucket: remove one"
+            yield Contradiction("sync", message, "sync")
+    if limit.max_wait_us:
+        message = "sync: leased is not for a queue: each hit has a place of its own; leave sync out"
+        yield Contradiction("sync", message, "sync")
+    elif burst * limit.window_us < AHEAD_PARTS * _LEAST_ADVANCE_US * rate:
+        least = -(-AHEAD_PARTS * _LEAST_ADVANCE_US * rate // limit.window_us)
+        message = (
+            "sync: leased counts hits ahead for 5 % of the time in which the bucket fills, which "
+            f"is below 20ms: write a burst of at least {least}, of which at most "
+            f"{least - -(-least // AHEAD_PARTS)} pass in one call, or leave sync out"
+        )
+        yield Contradiction("sync", message, "sync")
 
 
 BURST: Final[Parameter] = Parameter(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
+from ratelimit_service.algorithms.level import AHEAD_PARTS
 from ratelimit_service.model import (
     MAX_EXACT,
     TICKS_US,
@@ -110,9 +111,12 @@ def spec_of(limit: Limit) -> CounterSpec:
     if algorithm.ticks:
         whole = hard + limit.reserved  # all limits of a pool count in the same ticks
         tick = _tick_exponent(limit.window_us, max(2, whole + (rate or whole)))
-    form = CounterForm(
-        tick, limit.anchor, limit.buckets, limit.stepped, limit.max_wait_us > 0, limit.own
-    )
+    # What passes with a warning, or counts though it is denied, has to be asked one by one.
+    advances = limit.advances and not (limit.soft_ppm or limit.count_denied)
+    if advances and algorithm.refills:
+        hard -= -(-hard // AHEAD_PARTS)
+    queue = limit.max_wait_us > 0
+    form = CounterForm(tick, limit.anchor, limit.buckets, limit.stepped, queue, limit.own, advances)
     return CounterSpec(algorithm, hard, limit.window_us, rate, limit.reserved, form)
 
 

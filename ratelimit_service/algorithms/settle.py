@@ -4,7 +4,8 @@ Refunds run first and always. The other hits are tried in order on a scratch cop
 the earlier ones. If the request passes, the scratch copy is what is counted; if it is denied,
 only hits with `count_denied` are. Several limits of one descriptor are over when one of them
 is; those that pay in turn when all of them are. Grants stand before the limit that they are extra
-room of: the first one with room takes all of its hits, and the limit has room then.
+room of: the first one with room takes all of its hits, and the limit has room then. An advance
+counts as many hits as may be given ahead.
 `lua/settle.lua` is the same rule for Redis; one table of cases runs on both. Nothing here stores,
 waits or asks for the time.
 """
@@ -16,7 +17,7 @@ from typing import Final
 
 from ratelimit_service.model import Hit, Mode, State, Step
 
-__all__ = ["Changes", "denying", "descriptors_of", "settle"]
+__all__ = ["LEAST_ADVANCE", "Changes", "denying", "descriptors_of", "settle"]
 
 _Read = Callable[[bytes], State | None]
 
@@ -113,10 +114,11 @@ def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) ->
 
 def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
     """Charges a hit on top of `changes`, and notes there what it counted."""
+    state = _state(hit.key, changes, read)
     step = hit.spec.algorithm.charge(
-        _state(hit.key, changes, read),
+        state,
         now_us,
-        hit.addend,
+        _given(hit, state, now_us) if hit.mode is Mode.ADVANCE else hit.addend,
         hit.spec,
         hit.count_denied,
         hit.lease,
@@ -124,6 +126,20 @@ def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
     if step.counted:
         changes[hit.key] = hit, step
     return step
+
+
+LEAST_ADVANCE: Final = 4
+"""Fewer hits than this are not given ahead: they would be spent before the answer is there."""
+
+
+def _given(hit: Hit, state: State | None, now_us: int) -> int:
+    """How many hits of an advance are given: those asked for, as far as others find as many.
+
+    If each process held as much, half of what is left would be out.
+    """
+    peek = hit.spec.algorithm.charge(state, now_us, 0, hit.spec, False, b"")
+    given = min(hit.addend, peek.remaining // (2 * int.from_bytes(hit.lease, "big")))
+    return given if given >= LEAST_ADVANCE else 0
 
 
 def _charge_together(

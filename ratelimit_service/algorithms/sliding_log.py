@@ -246,4 +246,6 @@ ALGORITHM: Final = Algorithm(
     "which never admits more either",
     weight=_weight,
     held=_held,
+    exact_why="it keeps the moment of every hit, and a hit that is counted ahead has none yet; use "
+    "sliding_window with buckets, which never admits more either",
 )

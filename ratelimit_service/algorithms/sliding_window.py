@@ -29,7 +29,16 @@ from ratelimit_service.model import (
     step,
 )
 
-__all__ = ["ALGORITHM", "charge", "charge_any", "packed", "passing", "refund", "unpacked"]
+__all__ = [
+    "ALGORITHM",
+    "charge",
+    "charge_any",
+    "packed",
+    "part_us",
+    "passing",
+    "refund",
+    "unpacked",
+]
 
 
 def charge(
@@ -224,7 +233,7 @@ class _Buckets:
 
     def __init__(self, state: State | None, now_us: int, spec: CounterSpec) -> None:
         self._spec, self._now_us = spec, now_us
-        self._part_us = -(-spec.window_us // spec.buckets)
+        self._part_us = part_us(spec)
         self._number, self._counts, self.damaged = now_us // self._part_us, [0], False
         if not (isinstance(state, bytes) and state[:1] == b"s" and len(state) > _HEAD):
             return
@@ -302,6 +311,11 @@ class _Buckets:
         return after * self._part_us - self._now_us
 
 
+def part_us(spec: CounterSpec) -> int:
+    """How long a sub-counter counts."""
+    return -(-spec.window_us // spec.buckets)
+
+
 def _window(state: State | None, now_us: int, spec: CounterSpec) -> _TwoCounters | _Buckets:
     return (_Buckets if spec.buckets else _TwoCounters)(state, now_us, spec)
 
@@ -335,6 +349,14 @@ def _weight(spec: CounterSpec) -> int:
     return _WEIGHT + spec.buckets // _BUCKETS_PER_WEIGHT
 
 
+def _advance(spec: CounterSpec, reset_us: int) -> int:
+    """Until the window or the part ends in which they are counted.
+
+    Whatever weighs beside them weighs no more then, so they would have had room.
+    """
+    return reset_us - spec.buckets * part_us(spec) if spec.buckets else reset_us
+
+
 def _key(spec: CounterSpec) -> str:
     """As `w3600`, with sub-counters `w3600/60`."""
     parts = f"/{spec.buckets}" if spec.buckets else ""
@@ -351,4 +373,5 @@ ALGORITHM: Final = Algorithm(
     weight=_weight,
     ticks=True,
     paired=True,
+    advance=_advance,
 )

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.algorithms.level import BURST, burst_of, charge, contradictions, refund
+from ratelimit_service.algorithms.level import (
+    BURST,
+    advance,
+    burst_of,
+    charge,
+    contradictions,
+    refund,
+)
 from ratelimit_service.model import SECOND_US, Algorithm, CounterSpec, Denied, Parameter, Takes
 
 __all__ = ["ALGORITHM"]
@@ -45,4 +52,5 @@ ALGORITHM: Final = Algorithm(
     denied=Denied.COUNTED_WITH_ROOM,
     refills=True,
     ticks=True,
+    advance=advance,
 )

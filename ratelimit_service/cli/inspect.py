@@ -72,7 +72,17 @@ def _standing(counter: Any) -> str:
     ends = counter["ends_seconds"]
     until = "" if ends is None else f"; ends in {_seconds(ends)}, at {counter['ends']}"
     over = ", none left" if counter["over"] else f", {counter['remaining']} left"
-    return f"{name}{counter['limit']}: {counter['count']} used{over}{until}"
+    return f"{name}{counter['limit']}: {counter['count']} used{_held(counter)}{over}{until}"
+
+
+def _held(counter: Any) -> str:
+    """What is to be said of a leased limit: how many hits are counted, and not spent."""
+    if "held_here" not in counter:
+        return ""
+    held = counter["held_here"]
+    if held is None:
+        return " (exact: counters in memory are not leased)"
+    return f" ({held} of them held by the process that was asked)"
 
 
 def _lines(answer: Any) -> Iterator[str]:

@@ -8,8 +8,8 @@ counted, and when (`calls`, `overload`).
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.grpc.h2.client import Client
@@ -66,7 +66,7 @@ class _Part(NamedTuple):
 class CallBatch(Batch):
     """Calls of one priority whose callers wait about equally long, in order of their handling."""
 
-    __slots__ = ("_parts", "_pending", "then")
+    __slots__ = ("_answered", "_parts", "_pending", "then")
 
     def __init__(
         self,
@@ -79,7 +79,10 @@ class CallBatch(Batch):
     ) -> None:
         """Begins with calls of a connection that are worth so many usual ones."""
         super().__init__(calls.messages, deadline_us, priority, calls.origins)
+        self.divisible = True
         self._pending = pending
+        self._answered = 0
+        """How many calls were answered before the others."""
         self.then: Callable[[], None] | None = None
         """Called when all is decided."""
         self._parts = [_Part(client, calls.stream_ids, 0, weight)]
@@ -123,30 +126,57 @@ class CallBatch(Batch):
 
     def answer(self, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
-        service = self._pending.service
         # First, since others wait for it. A method could fail, and would leave this here for good.
         self._pending.since_us[self.priority].pop(self, None)
         if self.then is not None:
-            try:
-                self.then()
-            except Exception as error:
-                service.bug(error)
-                self.then()  # else no large call would ever be decided again
+            self._call_then(self.then)
         for client, stream_ids, start, weight in self._parts:
             client.undecided -= weight
-            done = 0
-            try:
-                done = client.connection.sender.answer_whole(stream_ids, answers, start)
-                if done < len(stream_ids):
-                    answer_each(service, client, stream_ids, answers, start, done)
-            except Exception as error:
-                service.bug(error)
+            self._answer_on(client, stream_ids, answers, start)
+
+    def answer_some(self, places: Sequence[int], answers: list[Answer]) -> None:
+        """See `Batch`. All count as undecided until the last ones are answered."""
+        self._answered += len(places)
+        over = self._answered == len(self.bodies)
+        if over:
+            self._pending.since_us[self.priority].pop(self, None)
+            if self.then is not None:
+                self._call_then(self.then)
+        first = 0
+        for client, stream_ids, start, weight in self._parts:
+            if over:
+                client.undecided -= weight
+            end = bisect_left(places, start + len(stream_ids), first)
+            if first < end:
+                its_ids = [stream_ids[place - start] for place in places[first:end]]
+                self._answer_on(client, its_ids, answers, first)
+            first = end
+
+    def _call_then(self, then: Callable[[], None]) -> None:
+        try:
+            then()
+        except Exception as error:
+            self._pending.service.bug(error)
+            then()  # else no large call would ever be decided again
+
+    def _answer_on(
+        self, client: Client, stream_ids: list[int], answers: list[Answer], start: int
+    ) -> None:
+        """Answers calls of one connection; `answers[start]` is that of the first."""
+        service = self._pending.service
+        done = 0
+        try:
+            done = client.connection.sender.answer_whole(stream_ids, answers, start)
+            if done < len(stream_ids):
                 answer_each(service, client, stream_ids, answers, start, done)
-            try:
-                if not client.flushing:
-                    client.flush_soon()
-            except Exception as error:  # nothing more can be said to this client
-                client.fail(error)
+        except Exception as error:
+            service.bug(error)
+            answer_each(service, client, stream_ids, answers, start, done)
+        try:
+            if not client.flushing:
+                client.flush_soon()
+        except Exception as error:  # nothing more can be said to this client
+            client.fail(error)
 
 
 def _start(part: _Part) -> int:

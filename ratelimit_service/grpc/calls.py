@@ -30,7 +30,14 @@ from ratelimit_service.grpc.h2.limits import MAX_WATCHES
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
-from ratelimit_service.service import NEVER, PRIORITIES, Refusal, Service, counted_until
+from ratelimit_service.service import (
+    NEVER,
+    PRIORITIES,
+    Answer,
+    Refusal,
+    Service,
+    counted_until,
+)
 from ratelimit_service.wire import METHOD, SERVICE
 
 __all__ = ["METHODS", "METHODS_UNREFLECTED", "ServiceCalls"]
@@ -142,8 +149,34 @@ class ServiceCalls:
         if not away:
             return calls
         late.refused = True
-        self._turn_away(client, _some(calls, range(away)))
-        return _some(calls, range(away, len(calls.stream_ids)))
+        rest = _some(calls, range(away, len(calls.stream_ids)))
+        calls = _some(calls, range(away))
+        if late.store_us and self._service.leases:  # who needs no store is not refused for its sake
+            counted = in_time(total, *waited_us, visit.each_us, patience_us, 0)
+            calls = self._pay(client, calls, refused(away, late.before, total, counted))
+        if calls.stream_ids:
+            self._turn_away(client, calls)
+        return rest
+
+    def _pay(self, client: Client, calls: Calls, first: int) -> Calls:
+        """Answers those calls from the `first` on that need no store; returns the others."""
+        origins = calls.origins
+        its_origins = None if origins is None else origins[first:]
+        answers = self._service.pay_known(calls.messages[first:], its_origins)
+        return self._answer_known(client, calls, [*[None] * first, *answers])
+
+    def _answer_known(
+        self, client: Client, calls: Calls, answers: Sequence[Answer | None]
+    ) -> Calls:
+        """Answers those calls that have an answer here; returns the others."""
+        known = [index for index, answer in enumerate(answers) if answer is not None]
+        if not known:
+            return calls
+        its_ids = [calls.stream_ids[index] for index in known]
+        its_answers = [answer for answer in answers if answer is not None]
+        done = client.connection.sender.answer_whole(its_ids, its_answers)
+        answer_each(self._service, client, its_ids, its_answers, done=done)
+        return _some(calls, sorted(set(range(len(calls.stream_ids))).difference(known)))
 
     def _store_us(self, client: Client, now_us: int) -> int:
         """How long a new call would wait in the store, as far as is known.
@@ -221,24 +254,16 @@ class ServiceCalls:
 
     def _turn_away(self, client: Client, calls: Calls) -> None:
         """Denies those of late calls whose callers are known to be over, and refuses the others."""
-        overload = self._overload
-        stream_ids, messages, origins = calls.stream_ids, calls.messages, calls.origins
-        looks = min(overload.looks(), len(stream_ids))
-        denied = 0
+        overload, called = self._overload, len(calls.stream_ids)
+        looks = min(overload.looks(), called)
         if looks:
             overload.looked(looks)
-            its_origins = None if origins is None else origins[:looks]
-            denials = self._service.deny_known(messages[:looks], its_origins)
-            known = [index for index, answer in enumerate(denials) if answer is not None]
-            answers = [answer for answer in denials if answer is not None]
-            its_ids = [stream_ids[index] for index in known]
-            done = client.connection.sender.answer_whole(its_ids, answers)
-            answer_each(self._service, client, its_ids, answers, done=done)
-            denied = len(known)
-            if denied:
-                calls = _some(calls, sorted(set(range(len(stream_ids))).difference(known)))
+            its_origins = None if calls.origins is None else calls.origins[:looks]
+            denials = self._service.deny_known(calls.messages[:looks], its_origins)
+            calls = self._answer_known(client, calls, denials)
+        left = len(calls.stream_ids)
         client.connection.sender.refuse(calls.stream_ids)
-        overload.turned_away(denied, len(calls.stream_ids))
+        overload.turned_away(called - left, left)
         self._tell_refused(calls)
 
     def _tell_refused(self, calls: Calls) -> None:

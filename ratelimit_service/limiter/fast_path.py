@@ -55,6 +55,7 @@ _LIMIT_ANSWERED: Final = frozenset(
         "schedule",
         "pool",
         "reserved",
+        "advances",
     )
 )
 """The same for a limit. `soft_ppm` is not listed: a status shows less than what remains."""

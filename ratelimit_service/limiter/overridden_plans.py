@@ -249,10 +249,16 @@ def _rule(
 def _changed(
     compiled: CompiledLimit, ruling: Ruling, more: int, settings: Settings
 ) -> CompiledLimit:
-    """The limit with another number, on the same counter; as it is if no override has one."""
-    if ruling.limit is None and not more:
-        return compiled
+    """The limit with another number, on the same counter; as it is if no override has one.
+
+    What an override takes is charged hit by hit, whatever is leased.
+    """
     old = compiled.limit
+    if ruling.limit is None and not more:
+        if not (ruling.grants and compiled.spec.advances):
+            return compiled
+        # The store decides whether a grant is needed.
+        return compiled._replace(spec=_plain(compiled.spec))
     algorithm = ALGORITHMS[old.algorithm]
     number, reserved = old.requests_per_unit, old.reserved
     if ruling.limit is not None:
@@ -267,7 +273,7 @@ def _changed(
     burst = old.burst
     if burst is not None:  # a bucket grows and shrinks with its rate
         burst = min(most, -(-burst * number // max(1, old.requests_per_unit)))
-    limit = old._replace(requests_per_unit=number, burst=burst)
+    limit = old._replace(requests_per_unit=number, burst=burst, advances=False)
     if old.pool:  # its counter holds what all of its limits have counted
         others = capacity_of(old) + old.reserved - capacity_of(limit)
         limit = limit._replace(reserved=max(reserved, others))
@@ -280,6 +286,13 @@ def _changed(
         near_limit=near_limit,
         near_remaining=spec.limit - near_limit,
     )
+
+
+@lru_cache(4096)
+def _plain(spec: CounterSpec) -> CounterSpec:
+    """The same, of which nothing is given ahead."""
+    form = spec.form._replace(advances=False)
+    return CounterSpec(spec.algorithm, spec.limit, spec.window_us, spec.rate, spec.reserved, form)
 
 
 def grant_end(limit: Limit, grant: Override) -> int:

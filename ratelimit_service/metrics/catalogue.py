@@ -278,6 +278,20 @@ CATALOGUE: tuple[Metric, ...] = (
         "store_errors",
     ),
     _labelled(
+        "leased_hits",
+        "Hits of leased limits that were counted ahead, and what became of them.",
+        "event",
+        ("advanced", "spent", "refunded", "handed_back", "lost"),
+        "leased_hits",
+    ),
+    _labelled(
+        "leased_sent",
+        "Hits, advances and hand-backs of leased limits that Redis has answered.",
+        "what",
+        ("hit", "advance", "hand_back"),
+        "leased_sent",
+    ),
+    _labelled(
         "local_cache",
         "Requests by whether the local cache knew all of their keys to be over.",
         "result",

@@ -49,6 +49,11 @@ that can no longer be told, it holds more rather than less.
 """
 
 
+AdvanceFunction = Callable[["CounterSpec", int], int]
+"""`advance(spec, reset_us)` is for how long hits that were just counted may be spent, where their
+reset is that far away: so long they lie in the same window or part as if counted when spent."""
+
+
 HeldFunction = Callable[[State | None, int, "CounterSpec"], list[Held]]
 """`held(state, now_us, spec)` is what a state holds one by one, of what still counts."""
 
@@ -144,6 +149,10 @@ class Algorithm:
     paired: bool = False
     """Whether without sub-counters a state is a window's number and a pair of counts: it
     charges as `sliding_window.passing` says, which stores use in its stead."""
+    advance: AdvanceFunction | None = None
+    """How long an advance lives; None where there are none."""
+    exact_why: str = ""
+    """Why there are none, and what to use instead."""
     mark: bytes = field(init=False)
     """The letter, with which states may begin."""
     leases: bool = field(init=False)
@@ -165,7 +174,7 @@ class CounterForm(NamedTuple):
     sliding window, 0 for the two it else has. `stepped` buckets get the whole rate back at once. A
     `queue` is a bucket in which hits have places, which nobody else may get once it was told. `own`
     are the values of the algorithm's parameters that have no field here, in the order in which it
-    declares them.
+    declares them. With `advances` processes may hold hits that are counted ahead.
     """
 
     tick: int = 0
@@ -174,6 +183,7 @@ class CounterForm(NamedTuple):
     stepped: bool = False
     queue: bool = False
     own: tuple[int, ...] = ()
+    advances: bool = False
 
 
 class CounterSpec:
@@ -186,6 +196,7 @@ class CounterSpec:
 
     __slots__ = (
         "adds",
+        "advances",
         "algorithm",
         "anchor",
         "buckets",
@@ -224,6 +235,7 @@ class CounterSpec:
         self.stepped: Final = form.stepped
         self.queue: Final = form.queue
         self.own: Final = form.own
+        self.advances: Final = form.advances
         self.adds: Final = algorithm.adds and form.anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a fast path."""
         self.paired: Final = algorithm.paired and not form.buckets

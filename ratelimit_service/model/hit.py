@@ -26,6 +26,9 @@ class Mode(IntEnum):
     that has room for it. The others are only looked at. The last one says the mode of them all."""
     GRANT = 4
     """The hit behind it is charged in its place. With room it takes that one's place instead."""
+    ADVANCE = 5
+    """It never denies, and is alone in its request. Of its hits as many are counted as may be given
+    ahead (`algorithms.settle`), and those are a process's to spend."""
 
 
 class Hit(NamedTuple):
@@ -34,9 +37,10 @@ class Hit(NamedTuple):
     `addend` is the number of hits, 0 to 2^32-1; 0 is a peek. With `refund` they are given
     back. With `count_denied` they are counted whether or not the request passes. `lease` is
     the id, of 8 bytes, under which `concurrency` takes and gives back; several leases with
-    their hits can be taken at once. Without one the oldest are given back. A `joined` hit is
-    of the same descriptor as the one before it: they have room together or not at all, unless they
-    pay `IN_TURN`: then only the first one's addend is asked for, and the others' are 0. The one
+    their hits can be taken at once. Without one the oldest are given back. Of an advance it is
+    the number of processes among which the rest is shared, in 2 bytes. A `joined` hit is of the
+    same descriptor as the one before it: they have room together or not at all, unless they pay
+    `IN_TURN`: then only the first one's addend is asked for, and the others' are 0. The one
     behind a grant is of the same descriptor, too, and has the same home. `policy` is what decides
     if the store does not. A refund with a `receipt` undoes just that charge, as far as it still
     counts.

@@ -67,6 +67,7 @@ class Limit(NamedTuple):
     at its times, and counts only then. All limits of a `pool` charge one counter, whatever the
     value of the rule's own entry; `reserved` are the hits that this one leaves to the others.
     With `count_by` only the entries with these keys tell its counters apart; empty, all do.
+    With `advances` processes may hold parts of it that are counted ahead.
     """
 
     requests_per_unit: int
@@ -87,6 +88,7 @@ class Limit(NamedTuple):
     pool: str = ""
     reserved: int = 0
     count_by: tuple[str, ...] = ()
+    advances: bool = False
 
     @property
     def scope(self) -> str:

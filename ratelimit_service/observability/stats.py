@@ -206,6 +206,10 @@ class Stats:
         self.overloaded = self._by_label("overloaded")
         """Calls that there was no time to count: `denied` (the caller is known to be over) or
         `refused`."""
+        self.leased_hits = self._by_label("leased_hits")
+        """Hits of leased limits: advanced, spent, handed back, lost."""
+        self.leased_sent = self._by_label("leased_sent")
+        """What the store has answered of leased limits: hits, advances, hand-backs."""
         self.local_cache = self._by_label("local_cache")
         """Requests by what the local cache knew of them: `hit`, `miss`."""
         self.given_back = 0

@@ -64,6 +64,7 @@ def advice(nodes: Iterable[Node], minute: int, path: _Path = ()) -> Iterator[Pro
             yield from _unfitting(node.rule)
             yield from _all_reserved(node.rule)
             yield from _idle_queue(node.rule)
+            yield from _charged_plainly(node.rule)
             yield from _gaps(node.rule)
         if node.children is not None:
             yield from advice(node.children.nodes, minute, here)
@@ -303,6 +304,22 @@ def _idle_queue(rule: Rule) -> Iterator[Problem]:
         why = "is unlimited" if rule.unlimited else "is a shadow"
         message = f"on_limit: enqueue does nothing here: the rule {why}, so it denies nobody"
         yield Problem(rule.source, rule.path, message, "idle_queue", tolerated=True, hint=True)
+
+
+def _charged_plainly(rule: Rule) -> Iterator[Problem]:
+    """Leased limits whose hits go to the store one by one all the same."""
+    for limit in rule.limits:
+        reasons = {
+            "shadow_mode": rule.shadow_mode,
+            "quota_mode": rule.quota_mode,
+            "charge: first": rule.in_turn,
+            "soft": limit.soft_ppm > 0,
+            "count_denied": limit.count_denied,
+        }
+        why = next((name for name, holds in reasons.items() if holds), "")
+        if limit.advances and why:
+            message = f"sync: leased does nothing beside {why}: every hit asks the store"
+            yield Problem(rule.source, rule.path, message, "sync", tolerated=True, hint=True)
 
 
 def _gaps(rule: Rule) -> Iterator[Problem]:

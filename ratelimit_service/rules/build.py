@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ratelimit_service.algorithms import spec_of
+from ratelimit_service.model import Limit
 from ratelimit_service.rules.conflicts import taken_twice, too_many
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.paths import Source, path_text
@@ -251,6 +252,7 @@ def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -
     policies = set()
     rules = 0
     enqueues = False
+    leased: set[Limit] = set()
     times = Times()
     for node in walk(root.nodes):
         times.add(node.valid_until, node.rule.limits if node.rule else ())
@@ -258,6 +260,7 @@ def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -
             rules += 1
             policies.add(node.rule.failure_policy)
             enqueues = enqueues or node.rule.enqueue
+            leased.update(limit for limit in node.rule.limits if limit.advances)
     domain = Domain(
         name,
         root,
@@ -267,6 +270,7 @@ def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -
         times or None,
         tallies(name, UNMATCHED),
         enqueues,
+        frozenset(leased),
     )
     return _Merged(files, domain, rules)
 

@@ -99,18 +99,24 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield f"soft: {limit.soft_ppm / 10_000:g}%"
     if limit.grouping is not None:
         yield f"group: {grouping_text(limit.grouping)}"
+    yield from _of_sharing(limit)
+    if limit.schedule is not None:
+        yield f"when: {schedule_text(limit.schedule)}"
+    if limit.count_denied:
+        yield "count_denied: true"
+    if limit.advances:
+        yield "sync: leased"
+    if limit.name:
+        yield f"name: {limit.name}"
+
+
+def _of_sharing(limit: Limit) -> Iterator[str]:
     if limit.pool:
         yield f"pool: {limit.pool}"
     if limit.reserved:
         yield f"reserve: {limit.reserved}"
     if limit.count_by:
         yield f"count_by: {' '.join(limit.count_by)}"
-    if limit.schedule is not None:
-        yield f"when: {schedule_text(limit.schedule)}"
-    if limit.count_denied:
-        yield "count_denied: true"
-    if limit.name:
-        yield f"name: {limit.name}"
 
 
 def _of_algorithm(limit: Limit) -> Iterator[str]:

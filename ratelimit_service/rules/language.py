@@ -47,6 +47,7 @@ __all__ = [
     "REPLACES_KEYS",
     "REQUIRED",
     "ROOT_KEYS",
+    "SYNCS",
     "UNITS",
     "WHEN_KEYS",
     "WINDOW",
@@ -74,6 +75,7 @@ MAX_LIMITS: Final = 16
 REPLACES_KEYS: Final = ("name",)
 WHEN_KEYS: Final = ("days", "from", "to", "time_zone")
 GROUP_KEYS: Final = ("ipv4", "ipv6")
+SYNCS: Final = ("exact", "leased")
 ON_LIMIT: Final = ("deny", "enqueue")
 CHARGE: Final = ("all", "first")
 
@@ -451,6 +453,13 @@ IN_LIMIT: Final = (
         _SWITCH,
         "Count hits of denied requests too; see [budgets](#budgets). Not with buckets and leases.",
         "`false`",
+    ),
+    RuleKey(
+        "sync",
+        _word(SYNCS),
+        "`leased`: processes hold counted parts of the limit, and ask Redis less often; see "
+        "[leased limits](#leased-limits).",
+        "`exact`",
     ),
     RuleKey(
         "failure_policy",

@@ -35,7 +35,15 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.grouping import read_grouping
-from ratelimit_service.rules.language import DURATION, LIMIT_KEYS, MAX_NAME, PERCENT, UNITS, WINDOW
+from ratelimit_service.rules.language import (
+    DURATION,
+    LIMIT_KEYS,
+    MAX_NAME,
+    PERCENT,
+    SYNCS,
+    UNITS,
+    WINDOW,
+)
 from ratelimit_service.rules.problem import listed, quoted
 from ratelimit_service.rules.schedule import read_schedule, read_time_zone
 
@@ -126,6 +134,7 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         schedule=read_schedule(fields),
         pool=fields.text("pool", most=MAX_NAME),
         count_by=_count_by(fields),
+        advances=fields.one_of("sync", SYNCS, SYNCS[0]) == "leased",
     )
     limit = limit._replace(**_in_fields(algorithm, values))
     _check_numbers(fields, limit)
@@ -318,6 +327,18 @@ def _within_reserve(fields: Fields, limit: Limit) -> Limit:
     return limit._replace(burst=whole - reserved, reserved=reserved)
 
 
+def _why_exact(algorithm: Algorithm, limit: Limit) -> str:
+    """Why a limit cannot be leased; empty if it can."""
+    if algorithm.advance is None:
+        return algorithm.exact_why or "leave sync out"
+    if limit.buckets and limit.window_us // limit.buckets < SECOND_US:
+        return (
+            "a hit that is counted ahead is spent in its part of the window, and these parts are "
+            "shorter than a second: write fewer buckets, or leave sync out"
+        )
+    return ""
+
+
 def _check_numbers(fields: Fields, limit: Limit) -> None:
     for kind, message, key, hint in _contradictions(limit):
         fields.report(kind, message, key=key if key in fields else None, hint=hint)
@@ -326,6 +347,8 @@ def _check_numbers(fields: Fields, limit: Limit) -> None:
 def _contradictions(limit: Limit) -> Iterator[Contradiction]:
     algorithm, capacity, soft = ALGORITHMS[limit.algorithm], capacity_of(limit), soft_of(limit)
     yield from algorithm.contradictions(limit)
+    if limit.advances and (why := _why_exact(algorithm, limit)):
+        yield Contradiction("sync", f"sync: leased is not for {algorithm.name}: {why}", "sync")
     if limit.soft_ppm and capacity and not soft:
         least = -(-1_000_000 // capacity) / 10_000
         message = f"soft comes to less than one of {capacity} hits: {least:g}% would be one"

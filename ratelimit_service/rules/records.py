@@ -112,6 +112,7 @@ class _Root(NamedTuple):
     policies: frozenset[FailurePolicy | None]
     times: Times | None
     enqueues: bool
+    leased: frozenset[Limit]
 
 
 _Record = (
@@ -159,7 +160,14 @@ def _of_domain(domain: Domain, former: Domain | None) -> Iterator[_Record]:
         yield _Begun(domain.name)
         numbers = {node: number for number, node in enumerate(walk(former.root.nodes))}
     yield from _of_level(domain.root, numbers)
-    yield _Root(domain.name, domain.shard_by, domain.policies, domain.times, domain.enqueues)
+    yield _Root(
+        domain.name,
+        domain.shard_by,
+        domain.policies,
+        domain.times,
+        domain.enqueues,
+        domain.leased,
+    )
 
 
 def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
@@ -368,6 +376,7 @@ class Assembly:
             root.times,
             self._tallies(root.domain, UNMATCHED),
             root.enqueues,
+            root.leased,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 
-from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, soft_of, value_of
+from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, soft_of, spec_of, value_of
 from ratelimit_service.model import DAYS, Grouping, Limit, Schedule
 
 __all__ = ["grouping_text", "limit_text", "moment_text", "schedule_text"]
@@ -32,6 +32,9 @@ def limit_text(limit: Limit) -> str:
         words.append(f"only when {schedule_text(limit.schedule)}")
     if limit.count_denied:
         words.append("denied hits count")
+    if limit.advances:
+        spec = spec_of(limit)
+        words.append(f"leased, at most {spec.limit} in one call" if spec.rate else "leased")
     return ", ".join(words)
 
 

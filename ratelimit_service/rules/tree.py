@@ -426,6 +426,8 @@ class Domain:
     unmatched: Tallies = field(default_factory=Tallies)
     enqueues: bool = False
     """Whether a rule of it puts denied requests into a queue."""
+    leased: frozenset[Limit] = frozenset()
+    """The limits of which processes hold counted parts."""
 
     @property
     def rules(self) -> Iterator[Rule]:
@@ -477,8 +479,12 @@ class Snapshot:
     times: Times | None = field(init=False, default=None)
     """Where rules depend on the time, and it is not yet looked at in a minute."""
     last_view: LastView = field(init=False, default_factory=LastView)
+    leases: bool = field(init=False, default=False)
+    """Whether any limit is leased."""
 
     def __post_init__(self) -> None:
+        if any(domain.leased for domain in self.domains.values()):
+            object.__setattr__(self, "leases", True)
         timed = [domain.times for domain in self.domains.values() if domain.times]
         if timed and self.number >= 0:
             times = Times()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.decision_log.line import lines_of
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.runtime.stores import open_store
+from ratelimit_service.runtime.stores import Opened, open_store
 from ratelimit_service.service import Service
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.enqueueing import Enqueueing
@@ -32,8 +34,16 @@ async def deciding(
     keeping: asyncio.Task[None] | None = None
     try:
         await store.start()
+        rules_changed = partial(_tell, opened, snapshot)
+        rules_changed()
         service = Service(
-            snapshot, store, settings, stats, note=health.note, known_over=opened.known_over
+            snapshot,
+            store,
+            settings,
+            stats,
+            note=health.note,
+            known_over=opened.known_over,
+            pay=opened.pay,
         )
         service.way_us = opened.way_us
         service.enqueueing = enqueueing = Enqueueing(queues, stats)
@@ -59,6 +69,7 @@ async def deciding(
                 history,
                 queues,
                 opened.shard_states,
+                rules_changed,
             )
         await enqueueing.finish()
         if history is not None and records is not None:
@@ -67,3 +78,9 @@ async def deciding(
         if keeping is not None:
             keeping.cancel()
         await store.close()
+
+
+def _tell(opened: Opened, snapshot: Callable[[], Snapshot]) -> None:
+    """Tells the store which limits are leased."""
+    domains = snapshot().domains.values()
+    opened.lease({spec_of(limit) for domain in domains for limit in domain.leased})

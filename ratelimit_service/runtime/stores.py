@@ -5,26 +5,31 @@ What must not live here: how counters are kept (`stores`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import Hit
+from ratelimit_service.model import CounterSpec, Hit
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service.caller_history import ProcessRecords
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import KnownOver, LookAt, ShardState, Store, unknown
+from ratelimit_service.stores import KnownOver, LookAt, Pay, ShardState, Store, unknown
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory, OverrideStore
 from ratelimit_service.stores.queues import Queues
 from ratelimit_service.stores.redis import Layout, RedisStore
+from ratelimit_service.stores.redis.advances import Advances
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from ratelimit_service.stores.redis.process_records import RedisProcessRecords
 from ratelimit_service.stores.redis.queues import RedisQueues
 
 __all__ = ["STORES", "Opened", "open_store"]
+
+
+def _nothing(_specs: Collection[CounterSpec]) -> None:
+    """Nothing is leased there."""
 
 
 class Opened(NamedTuple):
@@ -35,7 +40,8 @@ class Opened(NamedTuple):
     stand, `forget` lets them start again from nothing. Processes leave `records` there for each
     other. Rules have `queues` there for denied requests. `shard_states` says how the store's
     servers stand, if it has any, and `way_us` how long the way to the farthest and back takes.
-    `known_over` says who is over without counting.
+    `known_over` says who is over without counting. `pay` settles what needs no store, if anything
+    may. `lease` hears which limits are leased from now on.
     """
 
     store: Store
@@ -49,6 +55,8 @@ class Opened(NamedTuple):
     shard_states: Callable[[], Sequence[ShardState]] = tuple
     known_over: KnownOver = unknown
     way_us: Callable[[], int] = int
+    pay: Pay | None = None
+    lease: Callable[[Collection[CounterSpec]], None] = _nothing
 
 
 def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -87,24 +95,29 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
     )
     overrides, records = OverridesInRedis(store, health), RedisProcessRecords(store)
     queues = RedisQueues(store, settings.queue_length)
-    look, states = store.look, store.shard_states
-    opened = Opened(
-        store,
+    states = store.shard_states
+    behind: Store = store
+    known_over: KnownOver = unknown
+    if settings.local_cache_bytes:
+        cache = LocalCache(store, settings.local_cache_bytes, stats)
+        store.tell_of_give_backs(cache.given_back)
+        behind, known_over = cache, cache.known_over
+    advances = Advances(behind, store, stats, known_over)
+    return Opened(
+        advances,
         None,
         store.shard_of,
-        look,
+        advances.look,
         store.forget,
         overrides,
         records,
         queues,
         states,
-        way_us=store.way_us,
+        advances.known_over,
+        store.way_us,
+        advances.pay,
+        advances.lease,
     )
-    if not settings.local_cache_bytes:
-        return opened
-    cache = LocalCache(store, settings.local_cache_bytes, stats)
-    store.tell_of_give_backs(cache.given_back)
-    return opened._replace(store=cache, known_over=cache.known_over)
 
 
 STORES: dict[str, Callable[[Settings, Stats, Health], Opened]] = {

@@ -296,7 +296,10 @@ class _Worker:
             domains = assembly.domains
             assembly = Assembly(self._book.tallies_of, domains)
             # No variable may hold the old snapshot here, or it would outlive its last slice.
-            await self._book.let_go(self._book.swap(domains, unserved, emptied=part.emptied))
+            old = [self._book.swap(domains, unserved, emptied=part.emptied)]
+            if self._deciding is not None:
+                self._deciding.rules_changed()
+            await self._book.let_go(old.pop())
             if self._settled.done() and self._settled.result()[1].healthy_with_rules:
                 hold_without(self._health, self._book.snapshot)
             if not (part.passed or self._ruled.done()):

@@ -14,7 +14,7 @@ from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.tracer import Traced
 from ratelimit_service.stores import DROPPED, NEVER, Settled
 
-__all__ = ["AwaitedBatch", "Batch", "CallbackBatch"]
+__all__ = ["AwaitedBatch", "Batch", "CallbackBatch", "PartOfBatch"]
 
 
 class Batch:
@@ -23,6 +23,7 @@ class Batch:
     __slots__ = (
         "bodies",
         "deadline_us",
+        "divisible",
         "failed",
         "finished",
         "indices",
@@ -47,6 +48,8 @@ class Batch:
         """A store sends requests of a smaller priority first, as `Store.charge` says."""
         self.origins = origins
         """Who has made the calls; None where nobody has looked (`DecisionEvents.wants_origins`)."""
+        self.divisible = False
+        """Whether `answer_some` takes answers before there are all."""
         self.started_us = 0
         """When the service got them, by `clock.elapsed_us`."""
         self.planned: list[PlannedRequest | Answer] = []
@@ -61,6 +64,10 @@ class Batch:
 
     def answer(self, answers: list[Answer]) -> None:
         """Takes the answers, in the order of the requests. It is called once."""
+        raise NotImplementedError
+
+    def answer_some(self, places: Sequence[int], answers: list[Answer]) -> None:
+        """Takes the answers to the requests at these places; each request is answered once."""
         raise NotImplementedError
 
     def wants(self, index: int) -> bool:  # noqa: ARG002 -- that is for who knows
@@ -81,6 +88,39 @@ class Batch:
         for index, each in zip(self.indices, charged, strict=True):
             settled[index] = each
         return settled
+
+
+class PartOfBatch(Batch):
+    """Some requests of a divisible batch, which are decided by themselves."""
+
+    __slots__ = ("_places", "_whole")
+
+    def __init__(self, whole: Batch, places: list[int]) -> None:
+        """`whole` is planned, and these are the places of the requests in it."""
+        origins = whole.origins
+        super().__init__(
+            [whole.bodies[place] for place in places],
+            whole.deadline_us,
+            whole.priority,
+            None if origins is None else [origins[place] for place in places],
+        )
+        self._whole = whole
+        self._places = places
+        self.started_us = whole.started_us
+        self.planned = [whole.planned[place] for place in places]
+        if whole.traced:
+            at = {place: index for index, place in enumerate(places)}
+            self.traced = [
+                Traced(at[one.place], one.parent) for one in whole.traced if one.place in at
+            ]
+
+    def answer(self, answers: list[Answer]) -> None:
+        """See `Batch`."""
+        self._whole.answer_some(self._places, answers)
+
+    def wants(self, index: int) -> bool:
+        """See `Batch`."""
+        return self._whole.wants(self._places[index])
 
 
 class AwaitedBatch(Batch):

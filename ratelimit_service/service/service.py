@@ -15,6 +15,7 @@ from typing import Final
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.limiter import TopCallers, queue_of, tally_sample
+from ratelimit_service.model import Hit
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
@@ -27,7 +28,7 @@ from ratelimit_service.rules.matchers.effort import (
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
-from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch
+from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch, PartOfBatch
 from ratelimit_service.service.decision_events import DecisionEvents
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
@@ -43,6 +44,7 @@ from ratelimit_service.stores import (
     DROPPED,
     NEVER,
     KnownOver,
+    Pay,
     Settled,
     Store,
     Verdict,
@@ -69,16 +71,18 @@ class Service:
         clock: Clock = now_us,
         note: Note = unnoted,
         known_over: KnownOver = unknown,
+        pay: Pay | None = None,
     ) -> None:
         """`snapshot` gives the rules that hold now; one is used for a whole batch.
 
-        `known_over` is asked when there is no time to count. `note` hears of what health should
-        tell, though nothing is degraded.
+        `known_over` is asked when there is no time to count. What `pay` settles waits for no store.
+        `note` hears of what health should tell, though nothing is degraded.
         """
         self._snapshot = snapshot
         self._clock = clock
         self._store = store
         self._known_over = known_over
+        self._pay = pay
         self._stats = stats
         self.waits = store.waits
         """Whether decisions wait for somebody else to count."""
@@ -148,49 +152,89 @@ class Service:
         For when there is no time to count. Nothing is charged, and each request is answered,
         tallied and told as if the store had denied it. It raises nothing.
         """
-        answers: list[Answer | None] = [None] * len(bodies)
-        indices: list[int] = []
-        planned: list[PlannedRequest | Answer] = []
-        known: list[Settled] = []
+        known: list[tuple[PlannedRequest, Settled] | None] = []
         denials: dict[
             bytes, tuple[PlannedRequest, Settled] | None
         ] = {}  # nothing is counted meanwhile
         try:
-            snapshot = self._snapshot()
-            if snapshot.times is not None:
-                snapshot = at_moment(snapshot, self._clock())
-            for index, body in enumerate(bodies):
+            number = self._rules().number
+            for body in bodies:
                 if body not in denials:
-                    denials[body] = self._known_denial(body, snapshot.number)
-                denial = denials[body]
-                if denial is not None:
-                    indices.append(index)
-                    planned.append(denial[0])
-                    known.append(denial[1])
+                    planned = self._remembered(body, number)
+                    settled = None if planned is None else self._known_over(planned.hits)
+                    denials[body] = (
+                        None if planned is None or settled is None else (planned, settled)
+                    )
+                known.append(denials[body])
         except Exception as error:  # then the others are not denied
             self._faults.note("it could not be told who is over", error)
-        if not planned:
+        return self._answer_known(bodies, origins, known)
+
+    def pay_known(
+        self, bodies: Sequence[bytes], origins: Sequence[CallOrigin] | None = None
+    ) -> list[Answer | None]:
+        """Answers requests that need no store; None stands for the others.
+
+        For when calls would wait for the store for too long. Of the others nothing is noted. It
+        raises nothing.
+        """
+        known: list[tuple[PlannedRequest, Settled] | None] = []
+        pay = self._pay
+        if pay is None or not self.leases:
+            return [None] * len(bodies)
+        try:
+            number = self._rules().number
+            remembered = [self._remembered(body, number) for body in bodies]
+            asked = [one for one in remembered if one is not None]
+            paid = iter(pay([one.hits for one in asked], 0))
+            for planned in remembered:
+                settled = None if planned is None else next(paid)
+                known.append(None if planned is None or settled is None else (planned, settled))
+        except Exception as error:
+            self._faults.note("what is held could not be spent", error)
+        return self._answer_known(bodies, origins, known)
+
+    def _answer_known(
+        self,
+        bodies: Sequence[bytes],
+        origins: Sequence[CallOrigin] | None,
+        known: Sequence[tuple[PlannedRequest, Settled] | None],
+    ) -> list[Answer | None]:
+        """Answers those of these requests of which it is known what becomes of them."""
+        answers: list[Answer | None] = [None] * len(bodies)
+        places = [place for place, one in enumerate(known) if one is not None]
+        if not places:
             return answers
-        denied = [bodies[index] for index in indices]
-        known_origins = None if origins is None else [origins[index] for index in indices]
+        its_origins = None if origins is None else [origins[place] for place in places]
         given: list[Answer] = []
-        batch = CallbackBatch(denied, given.extend, origins=known_origins)
+        its_bodies = [bodies[place] for place in places]
+        batch = CallbackBatch(its_bodies, given.extend, origins=its_origins)
         batch.started_us = elapsed_us()
-        batch.planned, batch.traced = planned, self.events.choose(known_origins)
-        self._settled(batch, known)
-        for index, answer in zip(indices, given, strict=False):
-            answers[index] = answer
+        batch.planned = [one[0] for one in known if one is not None]
+        batch.traced = self.events.choose(its_origins)
+        self._settled(batch, [one[1] for one in known if one is not None])
+        for place, answer in zip(places, given, strict=False):
+            answers[place] = answer
         return answers
 
-    def _known_denial(self, body: bytes, number: int) -> tuple[PlannedRequest, Settled] | None:
-        """A remembered request that is known to be over, and what becomes of it; else None."""
+    @property
+    def leases(self) -> bool:
+        """Whether any limit is leased."""
+        return self._snapshot().leases
+
+    def _remembered(self, body: bytes, number: int) -> PlannedRequest | None:
+        """A remembered request that is charged as it is planned; else None."""
         planned = self._planning.requests.get(body, number)
         if planned is None or not planned.hits or planned.leasing:
             return None
         if self.overrides.active and planned.untouched != self.overrides.generation:
             return None
-        settled = self._known_over(planned.hits)
-        return None if settled is None else (planned, settled)
+        return planned
+
+    def _rules(self) -> Snapshot:
+        """The rules that hold now."""
+        snapshot = self._snapshot()
+        return snapshot if snapshot.times is None else at_moment(snapshot, self._clock())
 
     def _plan(
         self,
@@ -230,7 +274,11 @@ class Service:
             later = partial(self._plan_on, batch, planned, snapshot, effort.results)
             shared_scheduler().go_on(later)
             return
-        self._charge_planned(batch, planned, overridden)
+        pay = self._pay
+        if pay is not None and snapshot.leases and batch.divisible and len(planned) > 1:
+            self._divide(batch, planned, overridden, pay)
+        else:
+            self._charge_planned(batch, planned, overridden)
 
     def _plan_on(
         self,
@@ -283,6 +331,53 @@ class Service:
             shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
         else:
             charge(wanted, batch.deadline_us, batch.priority)
+
+    def _divide(
+        self,
+        batch: Batch,
+        planned: list[PlannedRequest | Answer],
+        overridden: list[OverriddenRequest | None] | None,
+        pay: Pay,
+    ) -> None:
+        """Answers those requests of a batch that need no store, and charges the others."""
+        batch.planned = planned
+        paid = self._answer_paid(batch, overridden, pay)
+        if not paid:
+            self._charge_planned(batch, planned, overridden)
+            return
+        places = sorted(set(range(len(planned))).difference(paid))
+        if not places:
+            return
+        rest = PartOfBatch(batch, places)
+        its_overridden = None if overridden is None else [overridden[place] for place in places]
+        try:
+            self._charge_planned(rest, rest.planned, its_overridden)
+        except Exception as error:
+            self._fail(rest, error)
+
+    def _answer_paid(
+        self, batch: Batch, overridden: list[OverriddenRequest | None] | None, pay: Pay
+    ) -> list[int]:
+        """Answers those requests that need no store; returns their places."""
+        places: list[int] = []
+        hits: list[Sequence[Hit]] = []
+        for place, one in enumerate(batch.planned):
+            if (
+                not isinstance(one, PlannedRequest)
+                or not one.hits
+                or (overridden and overridden[place])
+            ):
+                continue
+            if one.hits[0].spec.advances:
+                places.append(place)
+                hits.append(one.hits)
+        found = pay(hits, batch.priority)
+        settled = [one for one in found if one is not None]
+        paid = [place for place, one in zip(places, found, strict=True) if one is not None]
+        if paid:
+            whole = len(paid) == len(batch.planned)
+            self._settled(batch if whole else PartOfBatch(batch, paid), settled)
+        return paid
 
     def _charge(
         self, batch: Batch, charge: Callable[[Wanted, int, int], None], wanted: Wanted

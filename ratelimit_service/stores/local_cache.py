@@ -29,12 +29,16 @@ from ratelimit_service.stores import (
     wanted_at,
 )
 
-__all__ = ["LocalCache"]
+__all__ = ["LocalCache", "denied_us"]
 
 _ENTRY_BYTES: Final = 320
 """The bytes that a key takes beside its own: its entry, two times, and its part of the table."""
 
 _LIFE_US: Final = SECOND_US
+_LEAST_LIFE_US: Final = SECOND_US // 10
+_PARTS: Final = 50
+"""A leased limit is taken to be over for this part of its window, or of the time in which its
+bucket fills, and 0.1 s at least: any process may hand back hits that it was given ahead."""
 _WITHIN: Final = Verdict.WITHIN
 
 _MAX_GIVEN_BACK: Final = 1_000
@@ -152,13 +156,21 @@ class LocalCache:
                 if over is None or not _cached(hit) or over.spec != hit.spec:
                     break
                 if over.expires_us <= now:
-                    self._forget(hit[0])
+                    self._expired(hit[0], over, now)
                     break
                 outcomes.append(Outcome(True, 0, over.passes_us - now, 0))
             else:
                 if outcomes and len({hit.key for hit in hits}) == len(hits):
                     known[index] = Settled(outcomes, Verdict.DENIED, 0, cached=True)
         return known
+
+    def _expired(self, key: bytes, over: _Over, now: int) -> None:
+        """The store is asked again. Of a leased limit one asks for all, until it has its answer."""
+        if over.spec.advances and now < over.passes_us:
+            expires_us = min(over.passes_us, now + denied_us(over.spec))
+            self._over[key] = over._replace(expires_us=expires_us)
+        else:
+            self._forget(key)
 
     def known_over(self, hits: Sequence[Hit]) -> Settled | None:
         """What becomes of a request of which every hit is known to be over; else None."""
@@ -205,7 +217,11 @@ class LocalCache:
                 self.given_back([hit.key])
             elif outcome.over:
                 self._remember(hit, outcome, hits, asked_us)
-            elif not outcome.charged or _leaks_otherwise(self._over.get(hit.key), hit):
+            elif (
+                not outcome.charged
+                or hit.spec.advances
+                or _leaks_otherwise(self._over.get(hit.key), hit)
+            ):
                 self._forget(hit.key)  # hits of others may pass
 
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
@@ -219,10 +235,12 @@ class LocalCache:
         ):
             return
         # The store counted later than it was asked, so the wait ends no earlier than this.
-        passes_us = outcome.reset_us
+        passes_us, life_us = outcome.reset_us, denied_us(hit.spec)
+        if hit.spec.advances and hit.spec.rate:
+            passes_us = max(passes_us, life_us)
         self._forget(hit.key)
         self._over[hit.key] = _Over(
-            asked_us + min(passes_us, _LIFE_US), asked_us + passes_us, hit.spec
+            asked_us + min(passes_us, life_us), asked_us + passes_us, hit.spec
         )
         self._bytes += _ENTRY_BYTES + len(hit.key)
         while self._bytes > self._max_bytes:
@@ -231,6 +249,17 @@ class LocalCache:
     def _forget(self, key: bytes) -> None:
         if self._over.pop(key, None) is not None:
             self._bytes -= _ENTRY_BYTES + len(key)
+
+
+def denied_us(spec: CounterSpec) -> int:
+    """How long a key is taken to be over at most; of a leased bucket just so long.
+
+    What has come back to a bucket meanwhile passes then, at once.
+    """
+    if not spec.advances:
+        return _LIFE_US
+    window_us = spec.limit * spec.window_us // spec.rate if spec.rate else spec.window_us
+    return max(_LEAST_LIFE_US, min(_LIFE_US, window_us // _PARTS))
 
 
 def _leaks_otherwise(known: _Over | None, hit: Hit) -> bool:

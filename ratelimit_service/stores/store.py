@@ -15,6 +15,7 @@ __all__ = [
     "KnownOver",
     "Look",
     "LookAt",
+    "Pay",
     "ShardState",
     "Store",
     "Wanted",
@@ -55,12 +56,14 @@ def wanted_at(wanted: Wanted, indexes: Sequence[int], index: int) -> bool:
 class Look(NamedTuple):
     """A counter as it stands: the outcome of a peek, and the state where that holds a list.
 
-    `at_us` is the time of the clock that counts.
+    `at_us` is the time of the clock that counts. Of the hits on it, this process holds as many as
+    `held`: they are counted, and not spent. It is None where no process ever holds any.
     """
 
     outcome: Outcome
     state: State | None
     at_us: int
+    held: int | None = None
 
 
 class ShardState(NamedTuple):
@@ -85,6 +88,10 @@ class ShardState(NamedTuple):
 KnownOver = Callable[[Sequence[Hit]], Settled | None]
 """What becomes of a request that is known to be over its limits, without counting anything; None if
 that is not known. For when there is no time to count."""
+
+Pay = Callable[[Sequence[Sequence[Hit]], int], list[Settled | None]]
+"""Settles those requests of a priority that need no store; None for those that are to be charged,
+of which nothing is noted."""
 
 LookAt = Callable[[Sequence[Hit]], Awaitable[list[Look | None]]]
 """Tells how the counters of peeks stand, without changing them; None if nobody can say. This is

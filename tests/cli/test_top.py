@@ -29,6 +29,7 @@ domain: edge
 descriptors:
 - {key: user, rate_limit: {unit: day, requests_per_unit: 10}}
 - {key: job, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: concurrency}}
+- {key: org, rate_limit: {unit: day, requests_per_unit: 10, sync: leased}}
 - {key: log, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: sliding_log}}
 """
 
@@ -213,6 +214,17 @@ async def test_inspect_shows_counters(ratelimit: Inside, site: AdminSite) -> Non
     assert (none.code, "rule" in none.out) == (0, True)
 
 
+async def test_in_memory_nothing_is_held_ahead(ratelimit: Inside, site: AdminSite) -> None:
+    """A leased limit is exact with counters in memory, and that is said."""
+    await site.asking.ask("org=x", hits=4)
+
+    org = await ask(ratelimit, site, "inspect", "edge", "org=x")
+
+    assert org.out.splitlines()[1].startswith(
+        "10 per day, leased: 4 used (exact: counters in memory are not leased), 6 left; ends in "
+    )
+
+
 async def test_inspect_shows_the_numbers_that_hold(ratelimit: Inside, site: AdminSite) -> None:
     """Where an override sets another number that one is shown, with the override and the rule's."""
     await site.asking.ask("user=ann", hits=3)
@@ -292,7 +304,7 @@ async def test_top_of_a_domain_that_is_none(ratelimit: Inside, site: AdminSite) 
 async def test_top_of_a_rule_that_is_none(ratelimit: Inside, site: AdminSite) -> None:
     """The same of a rule: there it is said which there are."""
     result = await ask(ratelimit, site, "top", "--once", "--rule", "usr")
-    assert result.err == "note: there is no rule 'usr': there are user, job, log\n"
+    assert result.err == "note: there is no rule 'usr': there are user, job, org, log\n"
     assert (await ask(ratelimit, site, "top", "--rule", "user")).err == ""
     screen = Keyboard("q")
     watch(lambda *_: page_of(), {**page_of(), "note": "there is no rule 'usr'"}, screen, 2)

@@ -179,6 +179,31 @@ def test_pointless_limits(limits: str, pointless: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("rate_limit: {unit: hour, requests_per_unit: 9, sync: leased, soft: 50%}", "soft"),
+        ("rate_limit: {unit: hour, requests_per_unit: 9, sync: leased, count_denied: true}",
+         "count_denied"),
+        ("shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 9, sync: leased}",
+         "shadow_mode"),
+        ("quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 9, sync: leased}",
+         "quota_mode"),
+        ("charge: first, rate_limits: [{name: a, unit: hour, requests_per_unit: 9, sync: leased}, "
+         "{name: b, unit: day, requests_per_unit: 9}]", "charge: first"),
+        ("rate_limit: {unit: hour, requests_per_unit: 9, sync: leased}", ""),
+        ("shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}", ""),
+    ],
+)  # fmt: skip
+def test_leased_limits_that_ask_all_the_same(rule: str, why: str) -> None:
+    """Where every hit asks the store in any case, sync: leased is pointed at."""
+    text = f"domain: a\ndescriptors:\n- {{key: k, {rule}}}"
+    found = [each.message for each in lint_text("a.yaml", text.encode()).problems if each.hint]
+
+    said = f"sync: leased does nothing beside {why}: every hit asks the store"
+    assert [each for each in found if each.startswith("sync")] == [said] * bool(why)
+
+
+@pytest.mark.parametrize(
     ("value", "instead"),
     [
         ("10.0.0.0/8", "'cidr: 10.0.0.0/8'"),

@@ -39,6 +39,8 @@ BEYOND_THE_SCHEMA = {
     *("share_threshold_of_a_key", "time_zone_without_calendar", "unlimited_with_requests"),
     *("unlimited_with_unit", "window_and_unit", "leases_too_many", "log_too_long", "queue"),
     *("soft_too_large", "soft_too_small", "week_start", "pool"),
+    *("sync_of_a_log", "sync_of_a_pool", "sync_of_a_queue", "sync_of_a_small_bucket"),
+    *("sync_of_a_stepped_bucket", "sync_of_short_parts"),
     # Words that are too many to list, and numbers that are too large only in some unit.
     *("time_zone", "window_too_long", "name", "metadata_is_infinite"),
 }

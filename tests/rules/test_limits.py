@@ -38,6 +38,18 @@ CASES = [
         "algorithm: sliding_log, count_denied: true",
     ),
     (
+        "{unit: hour, requests_per_unit: 9, sync: leased}",
+        Limit(9, Unit.HOUR, advances=True),
+        "9 per hour, leased",
+        "algorithm: fixed_window, sync: leased",
+    ),
+    (
+        "{unit: hour, requests_per_unit: 9, algorithm: token_bucket, burst: 90, sync: leased}",
+        Limit(9, Unit.HOUR, algorithm="token_bucket", burst=90, advances=True),
+        "9 per hour, token_bucket, burst 90, leased, at most 85 in one call",
+        "algorithm: token_bucket, burst: 90, sync: leased",
+    ),
+    (
         "{unit: day, requests_per_unit: 9, algorithm: token_bucket, burst: 20, refill: stepped}",
         Limit(9, Unit.DAY, algorithm="token_bucket", burst=20, stepped=True),
         "9 per day, token_bucket, burst 20, refilled at once",

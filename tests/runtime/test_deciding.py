@@ -65,3 +65,34 @@ async def test_queues_over_a_restart(
         {"written": 20, "dropped_oldest": 10},
     ]
     assert [(look.length, look.dropped) for look in looks] == [(0, 0), (20, 0), (30, 10)]
+
+
+_LEASED = """
+domain: edge
+descriptors:
+- {key: user, rate_limit: {unit: day, requests_per_unit: 100000, sync: leased}}
+"""
+
+
+async def test_a_reload_hands_back_what_is_held_of_other_limits(
+    redis_server: SharedRedis, tmp_path: Path
+) -> None:
+    """Once rules without a leased limit hold, nothing is held any more, and nothing is leased."""
+    redis_server.flush()
+    asking, stats = Asking(tmp_path, _LEASED), Stats()
+    settings = Settings(store=redis_server.url, store_timeout_us=30_000_000)
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    async with deciding(settings, lambda: asking.rules.snapshot, stats, Health()) as here:
+        for _ in range(5):
+            await here.service.decide([body] * 40)
+        was_leased, spent = here.service.leases, stats.leased_hits["spent"]
+        (tmp_path / "0.yaml").write_text(_LEASED.replace(", sync: leased", ""))
+        await asking.rules.reload()
+        here.rules_changed()
+        await here.service.decide([body] * 40)
+
+        assert was_leased
+        assert spent > 0
+        assert not here.service.leases
+        assert stats.leased_sent["hand_back"] == 1
+        assert stats.leased_hits["spent"] == spent

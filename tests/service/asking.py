@@ -27,6 +27,7 @@ from ratelimit_service.stores import (
 )
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis.advances import Advances
 from tests.stores.cases import T
 
 
@@ -136,7 +137,7 @@ class Heard(list[DecisionRecord]):
 
 def known_over_of(store: Store) -> KnownOver:
     """What tells who is over in this store without counting."""
-    return store.known_over if isinstance(store, MemoryStore | LocalCache) else unknown
+    return store.known_over if isinstance(store, MemoryStore | LocalCache | Advances) else unknown
 
 
 class Asking:
@@ -168,6 +169,7 @@ class Asking:
             clock,
             self.health.note,
             known_over_of(memory if store is None else store),
+            store.pay if isinstance(store, Advances) else None,
         )
         self.clock = clock
 

@@ -14,7 +14,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore, cluster
-from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.batch import Background, Retry
 from ratelimit_service.stores.redis.shard import Shard
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster, SlotMove
@@ -213,9 +213,9 @@ def test_requests_are_sent_on_as_often_as_a_slot_needs_to_move() -> None:
     hits = [[hit()._replace(key=b"%d" % number)] for number in range(3)]
     heard: list[Outcomes | None] = []
     batch = Background(hits, heard.append)
-    sent_on = cluster.Redirected(batch, [0, 2], 0)
+    sent_on = Retry(batch, [0, 2])
     for _ in range(5_000):
-        sent_on = cluster.Redirected(sent_on, [len(sent_on.requests) - 1], 0)
+        sent_on = Retry(sent_on, [len(sent_on.requests) - 1])
 
     assert sent_on.requests == [hits[2]]
     assert not sent_on.finished

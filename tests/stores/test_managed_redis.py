@@ -15,7 +15,7 @@ import redis
 
 import ratelimit_service
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Limit, Unit
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.address import parse_store
@@ -25,7 +25,9 @@ from tests.servers.cluster import SLOTS
 from tests.servers.process import wait_until
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
+from tests.stores import leasing
 from tests.stores.cases import YEAR, charged, hit
+from tests.stores.conftest import Time
 from tests.stores.redis_store import Fixture, started
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -387,3 +389,16 @@ def test_scripts_run_on_later_lua() -> None:
 
     assert len(texts) > 20
     assert {path.name for path, text in texts.items() if ONLY_LUA_5_1.search(text)} == set()
+
+
+async def test_an_advance_that_is_refused_for_its_slot_is_asked_again(
+    slots_redis: RedisServer, clock: Time
+) -> None:
+    """What is asked for ahead beside counters of other slots comes, too, and so do the next."""
+    limit = Limit(1_000, Unit.MINUTE, advances=True)
+    keys = [leasing.hit(limit, tag=tag) for tag in range(20)]
+    async with leasing.processes_on(_url_with_rights(slots_redis, "-eval"), clock) as (one, _):
+        for _ in range(3):
+            await one.ask(*[(key,) for key in keys for _ in range(4)])
+
+        assert all(one.advances.held(key) > 0 for key in keys)

@@ -3,7 +3,8 @@
 -- { algorithm, limit, window and so on } as in Python; `read` gives a key's state. Returns a step for
 -- each hit and, by key, the steps to write. No redis.call here.
 
-local ENFORCED, SHADOW, QUOTA, IN_TURN, GRANT = 0, 1, 2, 3, 4
+local ENFORCED, SHADOW, QUOTA, IN_TURN, GRANT, ADVANCE = 0, 1, 2, 3, 4, 5
+local LEAST_ADVANCE = 4
 
 local function state_of(key, changes, read)
   local change = changes[key]
@@ -21,10 +22,19 @@ local function copy(changes)
   return copied
 end
 
+-- How many hits of an advance are given: those asked for, as far as others find as many.
+local function given(hit, state, now)
+  local peek = algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
+  local share = math.floor(peek.remaining / (2 * struct.unpack(">I2", hit.lease)))
+  local given = math.min(hit.addend, share)
+  return given >= LEAST_ADVANCE and given or 0
+end
+
 local function charge(hit, changes, read, now)
   local state = state_of(hit.key, changes, read)
   local algorithm = algorithms[hit.spec.algorithm]
-  local step = algorithm.charge(state, now, hit.addend, hit.spec, hit.count_denied, hit.lease)
+  local addend = hit.mode == ADVANCE and given(hit, state, now) or hit.addend
+  local step = algorithm.charge(state, now, addend, hit.spec, hit.count_denied, hit.lease)
   if step.counted > 0 then
     changes[hit.key] = step
   end

@@ -37,13 +37,19 @@ function* standing({ why, rule, source, counters, overrides }) {
   yield make("ul", {}, ...overrides.map((each) => make("li", {}, `override ${overrideText(each)}`)));
 }
 
-function counterItem({ name, limit, unknown, count, remaining, over, ends, ends_seconds: seconds, by_override: deciders, rule_limit: ruled, grants }) {
-  const told = unknown ?? `${count} used, ${over ? "none" : remaining} left${ends ? `; ends in ${lasting(seconds)}, at ${moment(ends)}` : ""}`;
+function counterItem({ name, limit, unknown, count, remaining, over, ends, ends_seconds: seconds, by_override: deciders, rule_limit: ruled, grants, held_here: held }) {
+  const told = unknown ?? `${count} used${heldText(held)}, ${over ? "none" : remaining} left${ends ? `; ends in ${lasting(seconds)}, at ${moment(ends)}` : ""}`;
   const item = make("li", {}, `${name ? `${name}: ` : ""}${limit}: ${told}`);
   const lines = (deciders ?? []).map(({ kind, id }) => `decided by ${kind} ${id}; the rule has ${ruled}`);
   for (const { id, hits, remaining: left, ends: end } of grants ?? []) lines.push(`grant ${id}: ${left ?? "an unknown number"} of ${hits} hits left, until ${moment(end)}`);
   item.append(make("ul", { class: "soft" }, ...lines.map((line) => make("li", {}, line))));
   return item;
+}
+
+/** Of a leased limit: how many of these hits are counted, and not spent. */
+function heldText(held) {
+  if (held === undefined) return "";
+  return held === null ? " (exact: counters in memory are not leased)" : ` (${held} of them held by the process that was asked)`;
 }
 
 function step({ entry: [key, value], how, taken, source, passed_over: passed }) {

@@ -187,6 +187,8 @@ def _counter(limit: CompiledLimit, peek: Hit, look: Look | None, shard: str) -> 
         "ends": _time(look.at_us + look.outcome.reset_us) if count else None,
         "ends_seconds": look.outcome.reset_us / SECOND_US if count else None,
     }
+    if limit.spec.advances:
+        found["held_here"] = look.held
     held = limit.spec.algorithm.held
     if held is not None:
         each = held(look.state, look.at_us, limit.spec)

@@ -33,6 +33,10 @@ About = Mapping[str, object]
 """What a question is about, as JSON has it; whoever answers checks it."""
 
 
+def _nothing() -> None:
+    """Nobody else wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deciding:
     """What decides in a process, and all that may be asked about it.
@@ -44,6 +48,7 @@ class Deciding:
     and `line_of` writes one of them, of this moment, as the decision log has it. `history` knows
     callers, unless nobody wants that. `queues` are those of rules, None where
     counters are in memory. `shard_states` says how the store's servers stand, if it has any.
+    Whoever has let other rules hold calls `rules_changed`.
     """
 
     settings: Settings
@@ -62,6 +67,7 @@ class Deciding:
     history: CallerHistory | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
+    rules_changed: Callable[[], None] = _nothing
 
 
 class Question(NamedTuple):

@@ -218,9 +218,11 @@ class Retry(Batch):
     to tell it anything.
     """
 
-    __slots__ = ("batch", "indexes")
+    __slots__ = ("batch", "hops", "indexes")
 
-    def __init__(self, batch: Batch, indexes: Sequence[int]) -> None:
+    def __init__(self, batch: Batch, indexes: Sequence[int], hops: int = 0) -> None:
+        self.hops = hops
+        """How often they were sent on to another server."""
         if isinstance(batch, Retry):
             indexes = [batch.indexes[index] for index in indexes]
             batch = batch.batch

@@ -133,15 +133,15 @@ class ClusterOfNodes:
             # While a slot moves, the keys of one request can lie on two nodes. The batch's other
             # requests must not wait for it, so each goes alone.
             for index in indexes:
-                self._later(self._charge_home, Redirected(batch, [index], 0))
+                self._later(self._charge_home, _sent_on(batch, [index], 0))
             return True
-        hops = batch.hops if isinstance(batch, Redirected) else 0
+        hops = batch.hops if isinstance(batch, Retry) else 0
         if batch.finished or hops >= _MOST_HOPS:
             return False
         target = self._target(node, error)
         if target is None:
             return False
-        again = Redirected(batch, indexes, hops + 1)
+        again = _sent_on(batch, indexes, hops + 1)
         send = target.ask if word == "ASK" else target.charge
         if hops >= _QUICK_HOPS:  # a pause, so that nodes that disagree are not kept busy
             self._later(send, again)
@@ -273,14 +273,8 @@ def _ranges(reply: Reply, default_host: str) -> list[tuple[int, int, tuple[str, 
     return ranges
 
 
-class Redirected(Retry):
-    """Some requests of a batch, on their way to another node.
-
-    However often they are sent on, these know the batch itself: while a slot moves that can be
-    thousands of times.
-    """
-
-    def __init__(self, batch: Batch, indexes: Sequence[int], hops: int) -> None:
-        super().__init__(batch, indexes)
-        self.hops = hops
-        self.wanted = always  # it was asked when the batch was first sent
+def _sent_on(batch: Batch, indexes: Sequence[int], hops: int) -> Retry:
+    """Some requests of a batch, on their way to another node."""
+    again = Retry(batch, indexes, hops)
+    again.wanted = always  # it was asked when the batch was first sent
+    return again

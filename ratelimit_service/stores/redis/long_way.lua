@@ -4,7 +4,7 @@
 
 local MAX_WAIT = 36028797018963968 -- 2^55: three of the longest windows
 local UNDO = 3
-local GRANT = 4
+local GRANT, ADVANCE = 4, 5
 local NO_LEASE = string.rep("\0", 8)
 
 local settle = load_settle()
@@ -29,6 +29,8 @@ local function unpack_hit(key, at)
   hit.mode = flags % 4
   if spec.algorithm >= 128 then
     spec.algorithm, hit.mode = spec.algorithm - 128, GRANT
+  elseif spec.algorithm >= 64 then
+    spec.algorithm, hit.mode = spec.algorithm - 64, ADVANCE
   end
   hit.count_denied = flags % 8 >= 4
   hit.refund = flags % 16 >= 8

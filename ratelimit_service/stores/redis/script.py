@@ -42,6 +42,7 @@ _LEASE: Final = 128
 _HIT: Final = struct.Struct(">IdIBB")
 """A hit packed: limit, window in microseconds, addend, algorithm, mode and flags."""
 
+_ADVANCE: Final = 64
 _GRANT: Final = 128
 """Added to the algorithm's number, in place of a mode."""
 
@@ -200,6 +201,8 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     flags: int = mode
     if mode is Mode.GRANT:
         flags, number = 0, number + _GRANT
+    elif mode is Mode.ADVANCE:
+        flags, number = 0, number + _ADVANCE
     flags |= _COUNT_DENIED * count_denied | _REFUND * refund | _JOINED * joined
     if rest:
         flags |= _MORE

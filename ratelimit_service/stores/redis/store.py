@@ -17,7 +17,7 @@ from ratelimit_service.algorithms import spec_of
 from ratelimit_service.errors import StoreError
 from ratelimit_service.eventloop.clock import Clock, elapsed_us
 from ratelimit_service.eventloop.scheduler import TURN_US
-from ratelimit_service.model import SECOND_US, Hit, Limit, Unit
+from ratelimit_service.model import SECOND_US, Hit, Limit, Outcome, Unit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -25,13 +25,15 @@ from ratelimit_service.stores import (
     NEVER,
     Done,
     Look,
+    Outcomes,
     Settled,
     ShardState,
     Wanted,
     always,
 )
 from ratelimit_service.stores.redis.address import Cluster, parse_store
-from ratelimit_service.stores.redis.batch import Urgency
+from ratelimit_service.stores.redis.advance import AdvanceAsked
+from ratelimit_service.stores.redis.batch import Background, Urgency
 from ratelimit_service.stores.redis.charge import Charge
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.config import Layout, ShardConfig
@@ -295,6 +297,30 @@ class RedisStore:
         heapq.heappush(waiting, (look_us, self._number, charge))
         if self._timer is None or look_us < self._timer_due_us:
             self._wait_until(look_us, now)
+
+    def advance(
+        self, hit: Hit, heard: Callable[[Outcome | None, int], None], priority: int
+    ) -> None:
+        """Asks for an advance, behind what was charged before it in this turn.
+
+        `heard` gets the outcome and the server's time; None if there is no answer.
+        """
+        self._find(hit)[0].charge(AdvanceAsked(hit, heard, priority))
+
+    def hand_back(self, hit: Hit, told: Callable[[Outcomes | None], None]) -> None:
+        """Gives hits back as soon as their server is there, and at most once."""
+        self._find(hit)[0].charge(Background([[hit]], partial(self._handed_back, hit, told)))
+
+    def _handed_back(
+        self, hit: Hit, told: Callable[[Outcomes | None], None], found: Outcomes | None
+    ) -> None:
+        self._given_back([hit.key])
+        told(found)
+
+    def processes(self, hit: Hit) -> int:
+        """How many processes count where this counter lies; 0 while its server is away."""
+        shard = self._find(hit)[0]
+        return shard.processes if shard.available else 0
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
         """How these counters stand, by what their servers say to peeks, and keep."""
