@@ -28,7 +28,8 @@ COMPILED = {
         limiter/answer limiter/tally limiter/turns
         wire/request wire/response
         service/faults service/planned service/memo service/planning service/answering
-        service/patience service/records service/decision_events service/batch service/service
+        service/patience service/records service/decision_events service/batch
+        service/caller_sample service/service
     """,
     "redis": """
         stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard

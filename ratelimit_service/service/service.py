@@ -14,7 +14,7 @@ from typing import Final
 
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
-from ratelimit_service.limiter import TopCallers, queue_of, tally_sample
+from ratelimit_service.limiter import TopCallers, queue_of
 from ratelimit_service.model import Hit
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
@@ -29,6 +29,7 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch, PartOfBatch
+from ratelimit_service.service.caller_sample import note_callers
 from ratelimit_service.service.decision_events import DecisionEvents
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
@@ -153,18 +154,16 @@ class Service:
         tallied and told as if the store had denied it. It raises nothing.
         """
         known: list[tuple[PlannedRequest, Settled] | None] = []
-        denials: dict[
-            bytes, tuple[PlannedRequest, Settled] | None
-        ] = {}  # nothing is counted meanwhile
-        try:
+        denials: dict[bytes, tuple[PlannedRequest, Settled] | None] = {}
+        try:  # nothing is counted meanwhile, so what is known of a request stays so
             number = self._rules().number
             for body in bodies:
                 if body not in denials:
+                    denials[body] = None
                     planned = self._remembered(body, number)
                     settled = None if planned is None else self._known_over(planned.hits)
-                    denials[body] = (
-                        None if planned is None or settled is None else (planned, settled)
-                    )
+                    if planned is not None and settled is not None:
+                        denials[body] = planned, settled
                 known.append(denials[body])
         except Exception as error:  # then the others are not denied
             self._faults.note("it could not be told who is over", error)
@@ -418,7 +417,8 @@ class Service:
             if callers is not None:
                 callers.until -= len(batch.bodies)
                 if callers.until < 0 or callers.unnamed:
-                    self._note_callers(batch, () if exact else settled, answers, callers)
+                    of_sample = () if exact else settled
+                    note_callers(batch, of_sample, answers, callers, self._faults)
             if self._compiler.enqueues:
                 self._enqueue(batch, settled)
             if self.events.listeners or batch.traced:
@@ -456,39 +456,6 @@ class Service:
                         enqueueing.take(rule, batch.bodies[index])
         except Exception as error:
             self._faults.note("denied requests could not be queued", error)
-
-    def _note_callers(
-        self,
-        batch: Batch,
-        settled: Sequence[Settled],
-        answers: Sequence[Answer],
-        callers: TopCallers,
-    ) -> None:
-        """Keeps those of a batch that are of the sample, and says who has no name yet.
-
-        Nothing is `settled` if callers have heard of each outcome already.
-        """
-        try:
-            index = len(batch.bodies) + callers.until
-            while index < len(batch.bodies):
-                planned = batch.planned[index]
-                plans = planned.plans if isinstance(planned, PlannedRequest) else ()
-                tallied = settled and isinstance(answers[index], bytes)
-                outcomes = settled[index].outcomes if tallied else ()
-                if callers.keep(batch.bodies[index], plans, outcomes):
-                    tally_sample(callers)
-                index += callers.step(len(plans))
-            callers.until = index - len(batch.bodies)
-            if callers.unnamed:
-                for index, planned in enumerate(batch.planned):
-                    if isinstance(planned, PlannedRequest):
-                        callers.name(batch.bodies[index], planned.plans)
-                callers.unnamed.clear()
-        except Exception as error:
-            callers.until = 0
-            callers.sample.clear()
-            callers.unnamed.clear()
-            self._faults.note("callers could not be noted", error)
 
     def _record(
         self,
