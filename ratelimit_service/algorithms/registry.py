@@ -111,7 +111,13 @@ def spec_of(limit: Limit) -> CounterSpec:
         whole = hard + limit.reserved  # all limits of a pool count in the same ticks
         tick = _tick_exponent(limit.window_us, max(2, whole + (rate or whole)))
     form = CounterForm(
-        tick, limit.anchor, limit.buckets, limit.stepped, limit.max_wait_us > 0, limit.own
+        tick,
+        limit.anchor,
+        limit.buckets,
+        limit.stepped,
+        limit.max_wait_us > 0,
+        limit.own,
+        limit.reservations is not None,
     )
     return CounterSpec(algorithm, hard, limit.window_us, rate, limit.reserved, form)
 

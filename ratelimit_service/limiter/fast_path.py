@@ -54,6 +54,7 @@ _LIMIT_ANSWERED: Final = frozenset(
         "schedule",
         "pool",
         "reserved",
+        "reservations",
     )
 )
 """The same for a limit. `soft_ppm` is not listed: a status shows less than what remains."""

@@ -165,7 +165,7 @@ class CounterForm(NamedTuple):
     sliding window, 0 for the two it else has. `stepped` buckets get the whole rate back at once. A
     `queue` is a bucket in which hits have places, which nobody else may get once it was told. `own`
     are the values of the algorithm's parameters that have no field here, in the order in which it
-    declares them.
+    declares them. With `holds` there is room only beside what is held.
     """
 
     tick: int = 0
@@ -174,6 +174,7 @@ class CounterForm(NamedTuple):
     stepped: bool = False
     queue: bool = False
     own: tuple[int, ...] = ()
+    holds: bool = False
 
 
 class CounterSpec:
@@ -189,7 +190,9 @@ class CounterSpec:
         "algorithm",
         "anchor",
         "buckets",
+        "cached",
         "form",
+        "holds",
         "limit",
         "own",
         "paired",
@@ -224,6 +227,9 @@ class CounterSpec:
         self.stepped: Final = form.stepped
         self.queue: Final = form.queue
         self.own: Final = form.own
+        self.holds: Final = form.holds
+        self.cached: Final = algorithm.cached and not form.holds
+        """Whether the local cache may deny: a hold can end at any time."""
         self.adds: Final = algorithm.adds and form.anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a fast path."""
         self.paired: Final = algorithm.paired and not form.buckets

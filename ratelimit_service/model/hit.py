@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, final
 
 from ratelimit_service.model.algorithm import CounterSpec
 from ratelimit_service.model.limit import FailurePolicy
-from ratelimit_service.model.step import Receipt
+from ratelimit_service.model.step import Hold, Receipt
 
 __all__ = ["Hit", "Mode", "Outcome", "new_tuple"]
 
@@ -32,7 +32,9 @@ class Hit(NamedTuple):
     their hits can be taken at once. Without one the oldest are given back. A `joined` hit is
     of the same descriptor as the one before it: they have
     room together or not at all. `policy` is what decides if the store does not. A refund with a
-    `receipt` undoes just that charge, as far as it still counts.
+    `receipt` undoes just that charge, as far as it still counts. In the place of a receipt stands
+    the hold of a hit that reserves or settles, under its lease; a refund with one takes hits off
+    what is held.
     """
 
     key: bytes
@@ -44,7 +46,7 @@ class Hit(NamedTuple):
     lease: bytes = b""
     joined: bool = False
     policy: FailurePolicy = FailurePolicy.OPEN
-    receipt: Receipt | None = None
+    receipt: Receipt | Hold | None = None
 
 
 @final

@@ -15,11 +15,13 @@ from ratelimit_service.model import (
     Calendar,
     CounterSpec,
     Hit,
+    Hold,
     Outcome,
 )
 from ratelimit_service.stores import Outcomes
 
 __all__ = [
+    "HELD_KEYS",
     "MAX_CALL_WEIGHT",
     "SCRIPT",
     "SHA",
@@ -49,7 +51,8 @@ _HIT: Final = struct.Struct(">IdIBB")
 
 _REST_OF_SPEC: Final = struct.Struct(">IBHB")
 """With _MORE the rest of a spec: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
-for a queue, 8 where the algorithm's own parameters follow."""
+for a queue, 8 where the algorithm's own parameters follow, 16 where behind these follows whether
+there is room only beside what is held, and what is to be held or settled."""
 
 _OWN: Final = struct.Struct(">d")
 """One of the algorithm's own parameters, in the order in which it declares them."""
@@ -65,6 +68,19 @@ _RECEIPT: Final = struct.Struct(">dd")
 
 _SETTLED: Final = 1 << 15
 """A mark beside a request's number of hits: it is settled without trying the fast path first."""
+
+_HOLDS: Final = 1
+_HAS_HOLD: Final = 2
+_SETTLES: Final = 4
+_CHARGED: Final = 8
+_HOLD: Final = struct.Struct(">Bd")
+"""What a hit does with the hold that its lease names: these flags, and a time to live."""
+
+HELD_KEYS: Final = (b"~h", b"~a")
+"""Behind the key of a counter: what is held beside it, by its end and by its id."""
+
+_HELD_WEIGHT: Final = 4
+"""What it weighs more to look at what is held."""
 
 _NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 
@@ -113,8 +129,11 @@ def _joined() -> str:
         )
     ]
     parts.append("\n".join(["local own_parameters = {}", *own]))
-    parts.append(f"local function load_settle()\n{text('settle')}\nreturn settle\nend")
+    parts.append(f"local function load_settle(holding)\n{text('settle')}\nreturn settle\nend")
     here = _PACKAGE / "stores" / "redis"
+    holds = (here / "holds.lua").read_text()
+    parts.append(f"local function load_holding(held)\n{text('holding')}\nend")
+    parts.append(f"local function load_holds(now)\n{holds}\nend")
     long_way = (here / "long_way.lua").read_text()
     parts.append(f"local function load_long_way(packed, now, read, doubt)\n{long_way}\nend")
     parts.append((here / "script.lua").read_text())
@@ -162,19 +181,32 @@ def _form(spec: CounterSpec) -> _Form:
     """Works out a spec's form, and remembers it."""
     algorithm = spec.algorithm
     number, rest, flags = _NUMBERS[algorithm.name], b"", 0
-    if not spec.adds:
-        variant = (spec.anchor is Anchor.FIRST_HIT) + 2 * spec.stepped + 4 * spec.queue
-        variant += 8 * bool(spec.own)
-        rest = _REST_OF_SPEC.pack(spec.rate, spec.tick, spec.buckets, variant)
-        rest += b"".join([_OWN.pack(value) for value in spec.own])
+    if spec.holds or not spec.adds:
+        rest = _rest(spec, None)
         flags = _MORE
     single = b""
     if not isinstance(spec.anchor, Calendar):
         single = _HIT.pack(spec.limit, spec.window_us, 1, number, flags) + rest
     if len(_forms) >= _MAX_FORMS:
         _forms.clear()  # callers bring limits of their own
-    form = _forms[id(spec)] = _Form(spec, number, rest, single, algorithm.weight(spec))
+    weight = algorithm.weight(spec) + _HELD_WEIGHT * spec.holds
+    form = _forms[id(spec)] = _Form(spec, number, rest, single, weight)
     return form
+
+
+def _rest(spec: CounterSpec, hold: Hold | None) -> bytes:
+    """What follows a hit: the rest of its spec, and what it holds or settles."""
+    variant = (spec.anchor is Anchor.FIRST_HIT) + 2 * spec.stepped + 4 * spec.queue
+    variant += 8 * bool(spec.own)
+    behind = b""
+    if hold is not None:
+        flags = _HOLDS * spec.holds | _HAS_HOLD | _SETTLES * hold.settles | _CHARGED * hold.charged
+        behind = _HOLD.pack(flags, hold.ttl_us)
+    elif spec.holds:
+        behind = bytes([_HOLDS])
+    variant += 16 * bool(behind)
+    rest = _REST_OF_SPEC.pack(spec.rate, spec.tick, spec.buckets, variant)
+    return rest + b"".join([_OWN.pack(value) for value in spec.own]) + behind
 
 
 def weight(*requests: Sequence[Hit]) -> int:
@@ -198,13 +230,15 @@ def arguments(
     count. In the server the `prefix` stands before each key.
     """
     keys: list[bytes | int | str] = [0]
+    held: list[bytes] = []
     packed: list[bytes] = []
     last_us = 0
     for not_after_us, requests in sections:
         if not_after_us != last_us:
             last_us = not_after_us
             packed.append(_DEADLINE.pack(0, not_after_us))
-        _pack(requests, now_us, keys, packed)
+        _pack(requests, now_us, keys, packed, held)
+    keys += [key + behind for key in held for behind in HELD_KEYS]
     if prefix:
         keys = [prefix + key if isinstance(key, bytes) else key for key in keys]
     keys[0] = len(keys) - 1
@@ -216,8 +250,9 @@ def _pack(
     now_us: int,
     keys: list[bytes | int | str],
     packed: list[bytes],
+    held: list[bytes],
 ) -> None:
-    """Appends the keys and the packed hits of these requests."""
+    """Appends the keys and the packed hits of these requests, and to `held` keys that hold."""
     known = _forms.get
     for hits in requests:
         led, start = len(hits), len(packed)
@@ -227,7 +262,7 @@ def _pack(
             keys.append(key)
             form = known(id(spec)) or _form(spec)
             if form[2] or addend != 1 or mode or count_denied or refund or lease or joined:
-                part, at_once = _packed(hit, form, now_us)
+                part, at_once = _packed(hit, form, now_us, held)
                 packed.append(part)
                 led |= at_once
             else:
@@ -241,11 +276,15 @@ _LEADS: Final = [count.to_bytes(2, "big") for count in range(_MOST_LEADS)]
 """The first bytes of a request, by its number of hits."""
 
 
-def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
+def _packed(hit: Hit, form: _Form, now_us: int, held: list[bytes]) -> tuple[bytes, int]:
     """A hit packed, and whether its request is settled at once."""
-    _, spec, addend, mode, count_denied, refund, lease, joined, _, receipt = hit
+    key, spec, addend, mode, count_denied, refund, lease, joined, _, receipt = hit
     _, number, rest, single, _ = form
-    if single and addend == 1 and not (mode or count_denied or refund or lease or joined):
+    if spec.holds or (receipt is not None and isinstance(receipt, Hold)):
+        held.append(key)
+    if receipt is not None and isinstance(receipt, Hold):
+        rest, receipt = _rest(spec, receipt), None
+    elif single and addend == 1 and not (mode or count_denied or refund or lease or joined):
         return single, _SETTLED
     flags: int = mode
     flags |= _COUNT_DENIED * count_denied | _REFUND * refund | _JOINED * joined

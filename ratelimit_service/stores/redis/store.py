@@ -38,6 +38,7 @@ from ratelimit_service.stores.redis.config import Layout, ShardConfig
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.give_back import GivenBack
+from ratelimit_service.stores.redis.script import HELD_KEYS
 from ratelimit_service.stores.redis.shard import Home, Shard
 from ratelimit_service.stores.redis.topology import RingOfShards, Topology
 
@@ -187,7 +188,11 @@ class RedisStore:
         Raises StoreError at the first one that cannot be reached; those before it have been reset.
         """
         for hit in hits:
-            await self._command(self._find, hit, ("DEL", self.key(hit.key)))
+            keys = [
+                hit.key,
+                *([hit.key + behind for behind in HELD_KEYS] if hit.spec.holds else ()),
+            ]
+            await self._command(self._find, hit, ("DEL", *map(self.key, keys)))
         self._given_back([hit.key for hit in hits])
 
     async def _command(
