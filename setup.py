@@ -25,7 +25,7 @@ COMPILED = """
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
     stores/redis/give_back stores/redis/resync
     stores/redis/breaker stores/redis/server_clock
-    stores/redis/server stores/redis/call_window stores/redis/filling stores/redis/batches
+    stores/redis/server stores/redis/call_window stores/redis/divided stores/redis/batches
     stores/redis/shard
     stores/redis/connection
     stores/redis/store

@@ -35,7 +35,8 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.redis.script import SCRIPT, arguments
+from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.script import SCRIPT, ScriptCall
 from tests.algorithms.costs import Cost, limit_of, rules_of
 from tests.algorithms.ways import COSTS
 
@@ -72,8 +73,12 @@ def bytes_in_redis(kind: Cost, port: int) -> Figures:
     before: int = client.info("memory")["used_memory"]
     script = client.script_load(SCRIPT)
     for now_us, requests in hits_of(kind):
-        count, *words = arguments([(0, requests)], now_us, judge=True)
-        client.evalsha(script, int(count), *words)
+        left = range(len(requests))
+        while left:
+            call = ScriptCall(0, now_us)
+            left = left[call.add(Background(requests), left) :]
+            count, *words = call.arguments(judge=True)
+            client.evalsha(script, int(count), *words)
     used: int = client.info("memory")["used_memory"] - before
     assert client.dbsize() == kind.counters
     keys = [client.randomkey() or b"" for _ in range(100)]

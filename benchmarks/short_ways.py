@@ -35,6 +35,7 @@ from ratelimit_service.service import answering
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import script
+from ratelimit_service.stores.redis.batch import Background
 from tests.servers.redis import RedisServer
 
 PAIRS, READS, CALLS, WARM = 40, 20, 50, 4
@@ -152,8 +153,10 @@ def script_in_turns(port: int) -> tuple[list[float], list[float]]:
             for first in range(0, len(hits), 64):
                 some = hits[first : first + 64]
                 with patched(SETTLED if at else NONE):
-                    asked = [(0, list(zip(some[::2], some[1::2], strict=True)))]
-                    count, *words = script.arguments(asked, 0)
+                    call = script.ScriptCall(1, 0)
+                    asked = list(zip(some[::2], some[1::2], strict=True))
+                    call.add(Background(asked), range(len(asked)))
+                    count, *words = call.arguments()
                 client.evalsha(sha, int(count), *words, 1)
             found[at].append(2 * (_script_us(client) - before) / len(hits))
     return found

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.peers get            # builds the peers into .tools/peers
     .venv/bin/python -m benchmarks.peers                # measures all, and prints the tables
-    .venv/bin/python -m benchmarks.peers hot exact      # some of hot, uniform, open and exact
+    .venv/bin/python -m benchmarks.peers alone hot    # some of these, ten, uniform, open, exact
 
 The generator, and Redis, have the other core. All servers have the same limits, which are never
 reached under load (`limits.py`). Before each row a server must show that it decides: a limit of
@@ -23,6 +23,7 @@ from benchmarks.peers.asking import Exactness, check_decides, exactness, hot_rem
 from benchmarks.peers.limits import CROWD, GATE, write
 from benchmarks.peers.servers import PEERS, commands, get, missing
 from benchmarks.run import (
+    ALONE,
     COMPILED_MEMORY,
     COMPILED_REDIS,
     LOAD_CORE,
@@ -42,22 +43,30 @@ from benchmarks.run import (
 RATE = os.environ.get("RATE", "3000")
 OURS = (REDIS, COMPILED_REDIS, MEMORY, COMPILED_MEMORY)
 LOADS = {
+    "alone": ("hot", *ALONE),
+    "ten": ("hot", "--seconds", SECONDS, "--connections", "1", "--in-flight", "10"),
     "hot": ("hot", "--seconds", SECONDS),
     "uniform": ("uniform", "--seconds", SECONDS),
     "open": ("uniform", "--seconds", SECONDS, "--rate", RATE),
 }
+HOW = {
+    "alone": "one call at a time",
+    "ten": "ten in flight",
+    "open": f"uniform, {RATE} calls a second",
+}
+SOME = ", ".join([*LOADS, "exact"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
-    parser.add_argument("what", nargs="*", help="get; or some of hot, uniform, open, exact")
+    parser.add_argument("what", nargs="*", help=f"get; or some of {SOME}")
     asked = parser.parse_args().what
     if asked == ["get"]:
         get()
         return
     if unknown := set(asked) - {*LOADS, "exact"}:
         words = ", ".join(sorted(unknown))
-        parser.error(f"{words}: name get, or some of hot, uniform, open, exact")
+        parser.error(f"{words}: name get, or some of {SOME}")
     measure(asked or [*LOADS, "exact"])
 
 
@@ -109,12 +118,12 @@ def counted(name: str, bench: Bench, what: str) -> Figures:
 
 
 def report(what: str, found: dict[str, list[Figures]]) -> None:
-    how = f"{what}, {RATE} calls a second" if what == "open" else what
+    how = HOW.get(what, what)
     print(f"\n| {how} | calls/s | p50 ms | p99 ms | later than 20 ms | generator |")
     print("|---|---|---|---|---|---|")
     for name, runs in found.items():
         cells = [f"{median(runs, 'calls_per_second'):,.0f}"]
-        cells += [f"{median(runs, key):.2f}" for key in ("p50_ms", "p99_ms")]
+        cells += [f"{median(runs, key):.3f}" for key in ("p50_ms", "p99_ms")]
         cells.append(f"{sum(run['late'] for run in runs) / sum(run['calls'] for run in runs):.2%}")
         cpu = median(runs, "generator_cpu")
         cells.append(f"{cpu:.0%}" + (" (void)" if cpu > VOID_ABOVE else ""))

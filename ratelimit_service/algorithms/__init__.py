@@ -11,7 +11,7 @@ from ratelimit_service.algorithms.registry import (
     value_of,
     with_parameter,
 )
-from ratelimit_service.algorithms.settle import Changes, denying, settle
+from ratelimit_service.algorithms.settle import Changes, denying, descriptors_of, settle
 
 __all__ = [
     "ALGORITHMS",
@@ -21,6 +21,7 @@ __all__ = [
     "Changes",
     "capacity_of",
     "denying",
+    "descriptors_of",
     "settle",
     "soft_of",
     "spec_of",

@@ -3,8 +3,9 @@
 Refunds run first and always. The other hits are tried in order on a scratch copy, each seeing
 the earlier ones. If the request passes, the scratch copy is what is counted; if it is denied,
 only hits with `count_denied` are. Several limits of one descriptor are over when one of them
-is. `lua/settle.lua` is the same rule for Redis; one table of cases runs on both. Nothing here
-stores, waits or asks for the time.
+is. Grants stand before the limit that they are extra room of: the first one with room takes all
+of its hits, and the limit has room then. `lua/settle.lua` is the same rule for Redis; one table of
+cases runs on both. Nothing here stores, waits or asks for the time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple
 from ratelimit_service.algorithms import holding
 from ratelimit_service.model import Hit, Hold, Mode, State, Step
 
-__all__ = ["Changes", "denying", "settle"]
+__all__ = ["Changes", "denying", "descriptors_of", "settle"]
 
 _Read = Callable[[bytes], State | None]
 
@@ -49,16 +50,16 @@ def settle(
     nobody else may read or write these counters between the call and the writing of the changes.
     """
     at = _At(read, now_us, held)
+    hits = [*hits]
     steps: list[Step] = [_ABSENT] * len(hits)
     committed = _refund(hits, steps, at)
     scratch = committed.copy()
-    descriptors = _descriptors(hits)
+    descriptors = descriptors_of(hits)
     verdicts = []
     for indices in descriptors:
-        mode = hits[indices[0]].mode
+        mode = hits[indices[-1]].mode
         before = scratch.copy() if mode is Mode.SHADOW and len(indices) > 1 else None
-        for index in indices:
-            steps[index] = _charge(hits[index], scratch, at)
+        _charge_together(hits, indices, steps, scratch, at)
         over = not all(steps[index].passed for index in indices)
         if over and before is not None:
             _withhold(hits, indices, steps, before, at)
@@ -93,14 +94,18 @@ def denying(descriptors: Sequence[tuple[Mode, bool]]) -> int:
 _ABSENT: Final = Step(True, None, 0, 0, 0, 0, False)
 
 
-def _descriptors(hits: Sequence[Hit]) -> list[list[int]]:
+def descriptors_of(hits: Sequence[Hit]) -> list[list[int]]:
     """The indices of the hits that charge, those of one descriptor together."""
     groups: list[list[int]] = []
+    granted = False
     for index, hit in enumerate(hits):
-        if hit.joined and not hit.refund:
+        if hit.refund:
+            continue
+        if groups and (hit.joined or granted):
             groups[-1].append(index)
-        elif not hit.refund:
+        else:
             groups.append([index])
+        granted = hit.mode is Mode.GRANT
     return groups
 
 
@@ -143,6 +148,42 @@ def _charge(hit: Hit, changes: Changes, at: _At) -> Step:
     return step
 
 
+def _charge_together(
+    hits: list[Hit],
+    indices: Sequence[int],
+    steps: list[Step],
+    changes: Changes,
+    at: _At,
+) -> None:
+    """Charges the hits of one descriptor.
+
+    A limit whose hits a grant has taken, and the grants that take none, only tell what is left.
+    """
+    taken = False
+    for index in indices:
+        hit = hits[index]
+        grant = hit.mode is Mode.GRANT
+        if taken:
+            step = _peek(hit, changes, at)
+            hits[index] = hit._replace(count_denied=False)
+        else:
+            step = _charge(hit, changes, at)
+        if not step.passed and (taken or grant):
+            steps[index] = step._replace(passed=True, reset_us=step.retry_us)
+        else:
+            steps[index] = step
+            taken = grant
+        taken = taken and grant
+
+
+def _peek(hit: Hit, changes: Changes, at: _At) -> Step:
+    """What is left on a hit's counter."""
+    state = _state(hit.key, changes, at.read)
+    if hit.spec.holds:
+        return holding.peek(hit, state, at.now_us, changes, at.held)
+    return hit.spec.algorithm.charge(state, at.now_us, 0, hit.spec, False, b"")
+
+
 def _withhold(
     hits: Sequence[Hit],
     indices: Sequence[int],
@@ -158,10 +199,5 @@ def _withhold(
             steps[index] = steps[index]._replace(counted=counted)
     for index in indices:
         if steps[index].passed:
-            hit = hits[index]
-            state = _state(hit.key, changes, at.read)
-            if hit.spec.holds:
-                peek = holding.peek(hit, state, at.now_us, changes, at.held)
-            else:
-                peek = hit.spec.algorithm.charge(state, at.now_us, 0, hit.spec, False, b"")
+            peek = _peek(hits[index], changes, at)
             steps[index] = steps[index]._replace(remaining=peek.remaining, reset_us=peek.reset_us)

@@ -39,7 +39,7 @@ TURN_US: Final = 2_000
 """For so long a turn does what there is to do. With twice as much replies of a store, which Envoy
 waits for, are late by as much; with half as much batches are smaller and cost more."""
 
-_CALL_US: Final = 10.0
+_CALL_US: Final = 10
 """A call is taken to cost as much at least. Some cheap ones say nothing of those that come next,
 and what is asked of a visit may as well be frames that are not."""
 
@@ -145,9 +145,13 @@ class Scheduler:
 
     def add(self, client: Visited) -> None:
         """Takes in a client that is not waiting already, to be visited."""
-        client.used_us = max(client.used_us, self._least_us - _CREDIT_US)
-        self._push(client)
+        self._take_in(client)
         self._schedule()
+
+    def _take_in(self, client: Visited) -> None:
+        credited_us = self._least_us - _CREDIT_US
+        client.used_us = max(client.used_us, credited_us)
+        self._push(client)
 
     def _push(self, client: Visited) -> None:
         self._number += 1
@@ -282,9 +286,7 @@ class Scheduler:
                 continue
             try:
                 if client.ready(since_us, events):
-                    client.used_us = max(client.used_us, self._least_us - _CREDIT_US)
-                    self._number += 1
-                    heapq.heappush(self._waiting, (client.used_us, self._number, client))
+                    self._take_in(client)
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
 
@@ -294,20 +296,21 @@ class Scheduler:
         visited: list[Visited] = []
         again: list[Visited] = []
         while waiting:
-            room = int((until_us - now_us) / self._call_us) - self._calls
+            room = (until_us - now_us) // self._call_us - self._calls
             if room <= 0 and visited:  # the first is visited however long deciding took lately
                 break
             self._visited = client = heapq.heappop(waiting)[2]
             self._least_us = max(self._least_us, client.used_us)
-            alone, each_us = not (waiting or visited), int(self._call_us * (1 + len(waiting)))
+            alone, each_us = not (waiting or visited), self._call_us * (1 + len(waiting))
             visited.append(client)
             try:
-                if client.visit(now_us, max(1, room), each_us, alone=alone):
+                if client.visit(now_us, room if room > 0 else 1, each_us, alone=alone):
                     again.append(client)
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
             started_us, now_us = now_us, elapsed_us()
-            client.used_us += min(now_us - started_us, _MOST_USED_US)
+            took_us = now_us - started_us
+            client.used_us += min(_MOST_USED_US, took_us)
         self._visited = None
         if self._finish is not None:
             self._decide(now_us)
@@ -331,8 +334,8 @@ class Scheduler:
             self._tell(error)
         took_us = min(elapsed_us() - now_us, _MOST_USED_US)
         # One stall of the machine says little; but what is dear again and again is soon known.
-        each_us = min(max(0, took_us - _BATCH_US) / calls, 4 * self._call_us)
-        self._call_us = max(_CALL_US, (3 * self._call_us + each_us) / 4)
+        each_us = min(max(0, took_us - _BATCH_US) // calls, 4 * self._call_us)
+        self._call_us = max(_CALL_US, (3 * self._call_us + each_us) // 4)
         for client, its_calls in shares:
             client.used_us += took_us * its_calls // calls
 

@@ -1,8 +1,9 @@
 """What overrides make of the plans of a request. Pure: no clock, no store.
 
 A plan that overrides have touched has a compiled rule of its own, which is never usual, so it
-takes the slow paths. Grants have counters of their own beside the limits'; who charges them before
-the limits is `service.granting`. What must not live here: which overrides a descriptor meets.
+takes the slow paths. Grants have counters of their own beside the limits', and their hits stand
+before those of the limits; how they are charged is `algorithms.settle`'s. What must not live here:
+which overrides a descriptor meets.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ _BANNED: Final = Settled([], Verdict.DENIED)
 class OverriddenPlans(NamedTuple):
     """The plans of a request whose descriptors meet overrides.
 
-    `hits` are those of all plans, and `grants` has for each of them the hits on grants that are
-    tried first. A `banned` request is denied whatever its hits come to, which are refunds. All
-    this holds before `until_us`. `settled` is what the request comes to if it has no hits.
-    `bans_end_us` is when the last of its bans ends, None if one has no end, or there is none.
+    `hits` are those of all plans, each behind those on the grants of its limit; if there are any
+    the request is `granted`. A `banned` request is denied whatever its hits come to, which are
+    refunds. All this holds before `until_us`. `settled` is what the request comes to if it has no
+    hits. `bans_end_us` is when the last of its bans ends, None if one has no end, or there is none.
     """
 
     plans: list[Plan]
     hits: Sequence[Hit]
-    grants: Sequence[Sequence[Hit]]
+    granted: bool
     banned: bool
     until_us: int
     settled: Settled
@@ -93,11 +94,16 @@ def apply_overrides(
     elif any(_passes_quota(one) for one in overridden):
         overridden = [_without_quota(one) for one in overridden]
     applied = [one.plan for one in overridden]
-    hits = [hit for planned in applied for hit in planned.hits]
+    hits = [
+        each
+        for planned, all_grants, _ in overridden
+        for hit, grants in zip(planned.hits, all_grants, strict=True)
+        for each in (*[grant._replace(joined=hit.joined) for grant in grants], hit)
+    ]
     return OverriddenPlans(
         applied,
         hits,
-        [grants for one in overridden for grants in one.grants],
+        any(any(one.grants) for one in overridden),
         banned,
         min([one.until_us for one in overridden], default=NEVER_US),
         _BANNED if banned else settle_without_hits(applied),
@@ -265,8 +271,11 @@ def _grant_hit(hit: Hit, grant: Override, end_us: int) -> Hit:
     Its window is as long as the grant, and begins with the first hit: so it outlasts the grant.
     """
     seconds = -(-(end_us - grant.made_us) // SECOND_US)
+    if hit.spec.window_us != SECOND_US:  # those of a second may have a store of their own
+        seconds = max(2, seconds)
     limit = Limit(grant.number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT)
-    return Hit(grant_key(hit.key, grant.id), shared_spec(limit), hit.addend, policy=hit.policy)
+    key, spec = grant_key(hit.key, grant.id), shared_spec(limit)
+    return Hit(key, spec, hit.addend, Mode.GRANT, policy=hit.policy)
 
 
 def _beside_ban(overridden: _OverriddenPlan) -> _OverriddenPlan:

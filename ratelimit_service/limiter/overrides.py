@@ -19,7 +19,7 @@ __all__ = ["DomainOverrides", "Ruling", "holding", "ruling_of"]
 _ORDER: Final = {kind: index for index, kind in enumerate(OverrideKind)}
 
 _MOST_GRANTS: Final = 8
-"""So many grants of a descriptor are looked at; each may cost a call to the store."""
+"""So many grants of a descriptor are looked at; each is a counter more for the store."""
 
 
 def _precedence(override: Override) -> tuple[bool, int, bool, int, str]:

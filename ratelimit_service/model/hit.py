@@ -21,6 +21,8 @@ class Mode(IntEnum):
     """It never denies."""
     QUOTA = 2
     """It denies when every quota hit of the request is without room."""
+    GRANT = 4
+    """The hit behind it is charged in its place. With room it takes that one's place instead."""
 
 
 class Hit(NamedTuple):
@@ -30,11 +32,11 @@ class Hit(NamedTuple):
     back. With `count_denied` they are counted whether or not the request passes. `lease` is
     the id, of 8 bytes, under which `concurrency` takes and gives back; several leases with
     their hits can be taken at once. Without one the oldest are given back. A `joined` hit is
-    of the same descriptor as the one before it: they have
-    room together or not at all. `policy` is what decides if the store does not. A refund with a
-    `receipt` undoes just that charge, as far as it still counts. In the place of a receipt stands
-    the hold of a hit that reserves or settles, under its lease; a refund with one takes hits off
-    what is held.
+    of the same descriptor as the one before it: they have room together or not at all. So is the
+    one behind a grant, which has the same home. `policy` is what decides if the store does not. A
+    refund with a `receipt` undoes just that charge, as far as it still counts. In the place of a
+    receipt stands the hold of a hit that reserves or settles, under its lease; a refund with one
+    takes hits off what is held.
     """
 
     key: bytes

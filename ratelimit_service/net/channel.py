@@ -15,7 +15,6 @@ import socket
 import ssl
 import struct
 import termios
-from collections import deque
 from typing import Final, Protocol
 
 __all__ = ["Channel", "PlainChannel", "TlsChannel", "empty_records"]
@@ -101,7 +100,7 @@ class PlainChannel:
         "_ended",
         "_recv",
         "_send",
-        "_waiting",
+        "_unsent",
         "agreed",
         "empty",
         "gone",
@@ -118,7 +117,7 @@ class PlainChannel:
             with contextlib.suppress(OSError):  # the client has gone, as the first read finds out
                 its_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._recv, self._send = its_socket.recv, its_socket.send
-        self._waiting: deque[bytes] = deque()
+        self._unsent = b""
         self.more = self.gone = self.unsent = self._ended = False
         self.agreed, self.empty = True, 0
 
@@ -151,26 +150,24 @@ class PlainChannel:
 
     def write(self, data: bytes) -> None:
         """See `Channel`."""
-        self._waiting.append(data)
-        if not self.unsent:
-            self.write_on()
+        if self.unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.gone = True
+            return
+        if sent < len(data):
+            self._unsent, self.unsent = data[sent:], True
 
     def write_on(self) -> None:
         """See `Channel`."""
-        waiting = self._waiting
-        while waiting and not self.gone:
-            data = waiting.popleft()
-            try:
-                sent = self._send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                self.gone = True
-                return
-            if sent < len(data):
-                waiting.appendleft(data[sent:])
-                break
-        self.unsent = bool(waiting)
+        data, self._unsent, self.unsent = self._unsent, b"", False
+        if data and not self.gone:
+            self.write(data)
 
     def end(self) -> None:
         """See `Channel`: without TLS there is nothing to say."""
@@ -181,7 +178,7 @@ class PlainChannel:
         What was not read would make the system reset the connection, and the other end would drop
         what it was told last.
         """
-        self._waiting.clear()
+        self._unsent = b""
         self.unsent = False
         with contextlib.suppress(OSError):
             for _ in range(_LAST_READS):

@@ -78,7 +78,8 @@ class Answering:
         """
         answers: list[Answer] = []
         within = 0
-        for one, each in zip(planned, settled, strict=True):
+        for index, one in enumerate(planned):
+            each = settled[index]
             if not isinstance(one, PlannedRequest):
                 answers.append(one)
                 continue

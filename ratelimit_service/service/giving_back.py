@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ratelimit_service.model import FailurePolicy, Hit
+from ratelimit_service.model import FailurePolicy, Hit, Mode
 from ratelimit_service.stores import Granted, Settled, Store
 
 __all__ = ["give_back"]
@@ -36,6 +36,7 @@ def _back(hits: Sequence[Hit], settled: Settled) -> list[Hit]:
     return [
         hit._replace(
             addend=outcome.charged,
+            mode=Mode.ENFORCED,
             refund=True,
             count_denied=False,
             joined=False,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -19,14 +20,16 @@ from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
 from ratelimit_service.model import NEVER_US, Entry, Hit, Override, Request
 from ratelimit_service.model.refusal import Answer
+from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.rules.matchers.effort import EFFORT, EffortSpentError
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.granting import Granting, Wish
+from ratelimit_service.service.giving_back import give_back
+from ratelimit_service.service.granting import SpentGrants, granted
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched, banned
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Done, Store, Wanted
+from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Wanted
 
 __all__ = ["Steered", "Steering"]
 
@@ -51,7 +54,7 @@ class Steered(NamedTuple):
     since_us: int
     until_us: int
     planned: PlannedRequest | None = None
-    grants: Sequence[Sequence[Hit]] = ()
+    granted: bool = False
     banned: bool = False
     bans_end_us: int | None = None
 
@@ -90,7 +93,8 @@ class Steering:
         self._settings = settings
         self._store = store
         self._planning = planning
-        self._granting = Granting(store)
+        self._bugs = Bugs()
+        self._spent = SpentGrants()
         self._domains: dict[str, _Domain] = {}
         self._likely: dict[bytes, _Domain] = {}
         """The same by their names in UTF-8, with which nearly all of their requests begin."""
@@ -167,18 +171,39 @@ class Steering:
         deadline_us: int,
         priority: int,
     ) -> None:
-        """Has the store charge those requests that have hits."""
-        wishes = []
-        for one, steered in zip(planned, touched, strict=True):
-            if isinstance(one, PlannedRequest) and one.hits:
-                if steered is None:
-                    wishes.append(Wish(one.hits))
-                else:
-                    wishes.append(Wish(one.hits, steered.grants, banned=steered.banned))
-        if any(wish.grants or wish.banned for wish in wishes):
-            self._granting.charge(wishes, done, wanted, deadline_us, priority)
-        else:
-            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us, priority)
+        """Has the store charge those requests that have hits.
+
+        A request with grants gets one outcome for each limit, and one that is banned is denied.
+        """
+        charged = [
+            (self._spent.without(one.hits) if steered and steered.granted else one.hits, steered)
+            for one, steered in zip(planned, touched, strict=True)
+            if isinstance(one, PlannedRequest) and one.hits
+        ]
+        if any(steered and (steered.granted or steered.banned) for _, steered in charged):
+            done = partial(self._settled, charged, done)
+        self._store.charge([hits for hits, _ in charged], done, wanted, deadline_us, priority)
+
+    def _settled(
+        self,
+        charged: Sequence[tuple[Sequence[Hit], Steered | None]],
+        done: Done,
+        results: list[Settled],
+    ) -> None:
+        """Hands on what requests came to; if there are not as many, nobody can tell whose it is."""
+        for index, (hits, steered) in enumerate(charged if len(results) == len(charged) else ()):
+            settled = results[index]
+            try:
+                if steered and steered.granted:
+                    results[index] = granted(hits, settled)
+                    self._spent.learn(hits, settled)
+                elif steered and steered.banned and settled.verdict.passes:
+                    results[index] = Settled(settled.outcomes, Verdict.DENIED)
+            except Exception as error:
+                self._bugs.note("what a grant was charged could not be read", error)
+                give_back(self._store, hits, settled, self._bugs.note)
+                results[index] = BROKEN
+        done(results)
 
     def _known(self, body: bytes, snapshot: Snapshot, now_us: int) -> Steered | None:
         """What is remembered of a request, if it begins with the name of its domain.
@@ -243,9 +268,8 @@ class Steering:
                     meetings[index] = []
             found = limiter.apply_overrides(plans, meetings, now_us, self._settings)
             changed = self._planning.planned(found, request)
-            grants = found.grants if any(found.grants) else ()
             steered = Steered(
-                now_us, found.until_us, changed, grants, found.banned, found.bans_end_us
+                now_us, found.until_us, changed, found.granted, found.banned, found.bans_end_us
             )
         elif split is not None and not any(taking):
             planned.untouched = self._held(split.name)

@@ -101,14 +101,15 @@ class LocalCache:
     ) -> None:
         """Denies what is known to be over, and has the store settle the rest."""
         asked_us = self._clock()
-        known = self._known(requests, asked_us) if self._over else {}
+        known = self._known(requests, asked_us) if self._over else None
         counts = self._stats.local_cache
-        counts["hit"] += len(known)
-        counts["miss"] += len(requests) - len(known)
         if not known:
+            counts["miss"] += len(requests)
             settled = partial(self._settled, requests, asked_us, done)
             self._store.charge(requests, settled, wanted, deadline_us, priority)
             return
+        counts["hit"] += len(known)
+        counts["miss"] += len(requests) - len(known)
         indexes = [index for index in range(len(requests)) if index not in known]
         unknown = [requests[index] for index in indexes]
         merge = partial(self._merge, unknown, asked_us, known, done)

@@ -13,7 +13,7 @@ from typing import Final
 from ratelimit_service.algorithms import holding
 from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.eventloop.clock import Clock, now_us
-from ratelimit_service.model import CounterSpec, Hit, Outcome, Step
+from ratelimit_service.model import CounterSpec, Hit, Mode, Outcome, Step
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -39,6 +39,7 @@ _MOST_OUT: Final = 8
 """At most so many counters are put out after a batch in which others have grown."""
 
 _WITHIN: Final = Verdict.WITHIN
+_GRANT: Final = Mode.GRANT
 
 _Before = tuple[CounterTable, bytes, MemoryCounter, int, int, bytes | None]
 """A counter and where it lies, with the `number`, `pair` and `packed` that it had."""
@@ -160,8 +161,8 @@ class MemoryStore(CounterTables):
         tables, mask = self._tables, len(self._tables) - 1
         try:
             for hit in hits:
-                key, spec, addend, _, _, refund, lease, _, _, receipt = hit
-                if refund or receipt is not None:
+                key, spec, addend, mode, _, refund, lease, _, _, receipt = hit
+                if refund or mode is _GRANT or receipt is not None:
                     break
                 table = tables[hash(key) & mask]
                 counter = table.get(key)

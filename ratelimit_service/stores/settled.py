@@ -93,6 +93,7 @@ DROPPED: Final = Settled([], Verdict.DROPPED)
 BROKEN: Final = Settled([], Verdict.BROKEN)
 
 _WITHIN: Final = Verdict.WITHIN
+_GRANT: Final = Mode.GRANT
 _CLOSED: Final = FailurePolicy.CLOSED
 _ERROR: Final = FailurePolicy.ERROR
 
@@ -115,7 +116,6 @@ def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     deciding: list[int] = []
     index, count = 0, len(hits)
     while index < count:
-        mode, refund, policy = hits[index][3], hits[index][5], hits[index][8]
         over = missing = -1
         while True:  # the limits of one descriptor
             outcome = outcomes[index]
@@ -124,8 +124,10 @@ def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
             elif outcome.over and over < 0:
                 over = index
             index += 1
-            if index == count or not hits[index][7]:
+            last = hits[index - 1]
+            if index == count or not (hits[index][7] or last[3] is _GRANT):
                 break
+        mode, refund, policy = last[3], last[5], last[8]
         if refund:
             continue
         if over < 0 <= missing:

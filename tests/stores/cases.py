@@ -10,6 +10,7 @@ from zlib import crc32
 from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.model import MAX_ADDEND, Algorithm, CounterSpec, Hit, Mode, Outcome, Step
 from ratelimit_service.stores import Done, Outcomes, Settled, Store, judge
+from ratelimit_service.stores.keys import grant_key
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
@@ -69,6 +70,12 @@ def hit(
         mode=mode,
         count_denied=count_denied or mode is Mode.QUOTA,
     )
+
+
+def grant(name: str, addend: int = 1, *, limit: int = 5, of: str = "a") -> Hit:
+    """A hit on a grant of a counter, which lies where that counter does."""
+    one = hit(addend, key=of, limit=limit, mode=Mode.GRANT)
+    return one._replace(key=grant_key(one.key, name))
 
 
 def refund(one: Hit) -> Hit:
@@ -148,6 +155,118 @@ CASES = [
             Charge(T, [hit(2), hit(key="full", limit=1)], [ok(5, 0), over(0)]),
             Charge(T, [hit(key="full", limit=1), hit(2)], [over(0), ok(5, 0)]),
             Charge(T, [hit(5)], [ok(0, 5)]),
+        ],
+    ),
+    Case(
+        "a grant takes hits before its limit, and all of them or none",
+        [
+            Charge(T, [grant("g", 2, limit=3), hit(2)], [ok(1, 2), ok(5, 0)]),
+            Charge(T, [grant("g", 2, limit=3), hit(2)], [ok(1, 0), ok(3, 2)]),
+            Charge(T, [grant("g", 1, limit=3), hit(1)], [ok(0, 1), ok(3, 0)]),
+            Charge(T, [grant("g", 4, limit=3), hit(4)], [ok(0, 0), over(3)]),
+        ],
+    ),
+    Case(
+        "of several grants the first with room takes the hits",
+        [
+            Charge(T, [grant("g", limit=1)._replace(mode=Mode.ENFORCED)], [ok(0)]),
+            Charge(
+                T,
+                [
+                    *(grant(key, limit=2) for key in "gfe"),
+                    hit(),
+                ],
+                [ok(0), ok(2, 0), ok(2, 0), ok(5, 0)],
+            ),
+            Charge(
+                T,
+                [
+                    *(grant(key, 2, limit=2) for key in "gfe"),
+                    hit(2),
+                ],
+                [ok(0, 0), ok(0, 2), ok(2, 0), ok(5, 0)],
+            ),
+        ],
+    ),
+    Case(
+        "a denied request charges no grant, and counts denied hits only of what is no grant's",
+        [
+            Charge(T, [hit(key="full", limit=1)], [ok(0)]),
+            Charge(
+                T,
+                [
+                    grant("g", limit=1),
+                    hit(count_denied=True),
+                    hit(key="full", limit=1),
+                ],
+                [ok(1, 0), ok(5, 0), over(0)],
+            ),
+            Charge(
+                T,
+                [
+                    grant("g", 2, limit=1),
+                    hit(2, count_denied=True),
+                    hit(key="full", limit=1),
+                ],
+                [ok(1, 0), ok(3, 2), over(0)],
+            ),
+        ],
+    ),
+    Case(
+        "the same grant twice in a request is charged twice",
+        [
+            Charge(
+                T,
+                [grant("g", limit=1), hit()] * 2,
+                [ok(0), ok(5, 0), ok(0, 0), ok(4)],
+            ),
+        ],
+    ),
+    Case(
+        "a limit that is full beyond its number still has the room of its grant",
+        [
+            Charge(T, [hit(5)], [ok(0, 5)]),
+            Charge(T, [grant("g"), hit(limit=3)], [ok(4), ok(0, 0)]),
+            Charge(T, [grant("g", 6), hit(6, limit=3)], [ok(4, 0), over(0)]),
+        ],
+    ),
+    Case(
+        "limits of one descriptor in shadow mode charge their grants together, or not at all",
+        [
+            Charge(
+                T,
+                [
+                    grant("g", 2),
+                    hit(2, mode=Mode.SHADOW),
+                    hit(2, key="b", limit=1, mode=Mode.SHADOW)._replace(joined=True),
+                ],
+                [ok(5, 0), ok(5, 0), over(1)],
+            ),
+            Charge(
+                T,
+                [
+                    grant("g", 2),
+                    hit(2, mode=Mode.SHADOW),
+                    grant("h", 2, of="b")._replace(joined=True),
+                    hit(2, key="b", limit=1, mode=Mode.SHADOW)._replace(joined=True),
+                ],
+                [ok(3, 2), ok(5, 0), ok(3, 2), ok(1, 0)],
+            ),
+        ],
+    ),
+    Case(
+        "a quota with room in a grant is not over",
+        [
+            Charge(T, [hit(5, key="q", mode=Mode.QUOTA)], [ok(0, 5)]),
+            Charge(
+                T,
+                [
+                    grant("g", limit=1, of="q"),
+                    hit(key="q", mode=Mode.QUOTA),
+                    hit(6, mode=Mode.QUOTA),
+                ],
+                [ok(0), ok(0, 0), over(5, 6)],
+            ),
         ],
     ),
     Case(

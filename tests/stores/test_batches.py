@@ -26,7 +26,7 @@ class Queue(Batches):
     """A queue whose calls are taken out here, and are not sent."""
 
     def __init__(self) -> None:
-        clock = SimpleNamespace(not_after=lambda _: 0)
+        clock = SimpleNamespace(not_after=lambda _: 0, wall_us=lambda: 0)
         server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, clock=clock)
         super().__init__(cast(Server, server), Stats())
         self._sending = True
@@ -42,12 +42,12 @@ class Queue(Batches):
 
     def next_priorities(self, below: int = PRIORITIES) -> list[int]:
         """The priorities of the requests in the next call."""
-        calls, _ = self._next_calls(below)
-        return [batch.urgency.priority for call in calls for batch, _ in call.indexes]
+        calls = self._next_calls(below, elapsed_us())
+        return [batch.urgency.priority for call in calls.values() for batch, _ in call.parts]
 
     def next_lowest(self) -> int:
         """The priority of the next call."""
-        return self._next_calls(PRIORITIES)[1]
+        return self._next_calls(PRIORITIES, elapsed_us())[0].priority
 
 
 @pytest.mark.parametrize(("overtaken", "lowest"), [(1, 1), (1, 70), (130, 1), (300, 1), (300, 300)])

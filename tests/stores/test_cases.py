@@ -15,6 +15,7 @@ from ratelimit_service.model import MAX_ADDEND, Calendar, Hit, Limit, Mode, Rece
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes, Store
+from ratelimit_service.stores.keys import grant_key
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from tests.algorithms.ways import WALKED
@@ -142,13 +143,15 @@ def _undone(
         for one, outcome in zip(hits, each, strict=True):
             if outcome and outcome.charged and not outcome.over and not one.refund:
                 receipt = Receipt(now_us, now_us + outcome.reset_us)
-                yield one._replace(refund=True, receipt=receipt, joined=False)
+                plain = one._replace(mode=Mode.ENFORCED, joined=False)
+                yield plain._replace(refund=True, receipt=receipt)
 
 
 def random_hits(
     chance: random.Random, limits: Sequence[Limit] = WALKED, names: str = "ab"
 ) -> list[Hit]:
     hits: list[Hit] = []
+    grants = [limit for limit in limits if limit.algorithm == FIRST_HIT.algorithm]
     for _ in range(chance.choice([1, 1, 2, 3, 5])):
         refund = chance.random() < 0.1
         mode = chance.choice([Mode.ENFORCED, Mode.ENFORCED, Mode.SHADOW, Mode.QUOTA])
@@ -163,6 +166,9 @@ def random_hits(
             refund=refund,
             lease=chance.choice([b"", b"lease--1", b"lease--2", b"lease--3"]),
         )._replace(mode=mode, joined=joined)
+        for _ in range(0 if refund else chance.choice([0, 0, 0, 1, 3])):
+            grant = hit(chance.choice(grants), one.addend, key=chance.choice(names))
+            hits.append(grant._replace(mode=Mode.GRANT, joined=joined))
         hits.append(one)
     return hits
 
@@ -193,8 +199,10 @@ async def test_all_or_none_under_concurrency(
             for hits, each in zip(requests, outcomes, strict=True):
                 assert each
                 if not any(outcome is None or outcome.over for outcome in each):
-                    allowed.update({one.key: one.addend for one in hits})
+                    counted = zip(hits, each, strict=True)
+                    allowed.update({one.key: told.charged for one, told in counted if told})
         peeks = [hit(limit, 0, key=key) for limit in limits for key in "abc"]
+        peeks += [_grant(peek)._replace(mode=Mode.ENFORCED) for peek in peeks]
         (remaining,) = await charged(stores[0], [peeks])
         assert [40 - outcome.remaining for outcome in remaining if outcome] == [
             allowed[peek.key] for peek in peeks
@@ -212,7 +220,14 @@ COUNTING = (FIRST_HIT, UTC_MONTH, SLIDING, PARTS, LOG, TOKENS, STEPPED, METER, L
 def _mixed_request(chance: random.Random, limits: list[Limit]) -> list[Hit]:
     """Hits of different counters."""
     names = chance.sample([(limit, key) for limit in limits for key in "abc"], 3)
-    return [hit(limit, chance.choice([1, 2, 3]), key=key) for limit, key in names]
+    hits = [hit(limit, chance.choice([1, 2, 3]), key=key) for limit, key in names]
+    return [each for one in hits for each in (_grant(one), one)[chance.choice([0, 0, 1]) :]]
+
+
+def _grant(one: Hit) -> Hit:
+    """A grant of 40 hits, which takes a hit before its own counter does."""
+    grant = hit(FIRST_HIT._replace(requests_per_unit=40), one.addend)
+    return grant._replace(key=grant_key(one.key, "g"), mode=Mode.GRANT)
 
 
 @pytest.mark.parametrize("limit", [*COUNTING, LEASES], ids=lambda limit: spec_of(limit).key)

@@ -219,7 +219,7 @@ def test_requests_are_sent_on_as_often_as_a_slot_needs_to_move() -> None:
 
     assert sent_on.requests == [hits[2]]
     assert not sent_on.finished
-    sent_on.answered([0], iter([[None]]), 0, False)
+    sent_on.answered([0], iter([None]), 0, False)
     assert heard == [[None]]
 
 

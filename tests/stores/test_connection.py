@@ -18,7 +18,7 @@ from ratelimit_service.eventloop.scheduler import TURN_US, shared_scheduler
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import RedisStore, connection
 from ratelimit_service.stores.redis.connection import RedisConnection, Reply
 from tests.grpc.served_ends import rounds
 from tests.servers.redis import RedisServer
@@ -123,7 +123,8 @@ async def test_replies_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     So what is asked for in a turn of bytes does not take several turns to come back.
     """
     now_us = 0
-    monkeypatch.setattr(scheduler, "elapsed_us", lambda: now_us)
+    for part in (scheduler, connection):
+        monkeypatch.setattr(part, "elapsed_us", lambda: now_us)
 
     def take_a_third(number: int, reply: Reply) -> None:
         nonlocal now_us

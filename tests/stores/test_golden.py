@@ -24,7 +24,8 @@ from ratelimit_service.model import (
     Unit,
 )
 from ratelimit_service.stores.keys import CounterNames
-from ratelimit_service.stores.redis.script import arguments, weight
+from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.script import ScriptCall, weight
 from tests.stores.cases import MINUTE, T
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -89,7 +90,9 @@ def found(limit: Limit) -> Golden:
     packed = {}
     for name, fields in FORMS.items():
         hit = Hit(key, spec)._replace(**fields)  # type: ignore[arg-type]
-        *_, last = arguments([(0, [[hit]])], T)
+        call = ScriptCall(0, T)
+        call.add(Background([[hit]]), [0])
+        *_, last = call.arguments()
         assert isinstance(last, bytes)
         packed[name] = last.hex()
     state = step.state if isinstance(step.state, int) else step.state.hex()

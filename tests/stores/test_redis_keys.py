@@ -11,7 +11,8 @@ from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.model import MAX_ADDEND, Calendar, Limit, Outcome, Unit
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.stores.redis.script import SCRIPT, arguments, read
+from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.script import SCRIPT, ScriptCall
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit, refund
@@ -158,11 +159,12 @@ async def test_redis_picks_the_calendar_s_period(redis_server: RedisServer, wron
     seconds, micros = client.time()
     now_us = seconds * SECOND + micros
     for sent_us in (now_us, now_us + wrong_us):
-        _, _, *words = arguments([(0, [[one]])], sent_us)
-        found = read(charge(keys=[str(one.key, "utf-8")], args=words), [[one]])
+        call = ScriptCall(0, sent_us)
+        call.add(Background([[one]]), [0])
+        _, _, *words = call.arguments()
+        assert call.read(charge(keys=[str(one.key, "utf-8")], args=[*words, 0]))
 
-    assert found is not None
-    ((outcome,),) = found.outcomes
+    (outcome,) = call.found
     assert outcome is not None
     reset_us = outcome.reset_us
     assert (outcome.over, outcome.remaining) == (False, 0 if abs(wrong_us) <= DAY else 1)

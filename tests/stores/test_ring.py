@@ -20,7 +20,7 @@ from ratelimit_service.net.names import Addresses, Names
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
-from ratelimit_service.stores.keys import partition_of
+from ratelimit_service.stores.keys import grant_key, partition_of
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import Layout, RedisStore
@@ -101,6 +101,27 @@ async def test_denied_on_one_shard_counts_on_none(ring: Ring, store: RedisStore)
     assert [(o.over, o.remaining, o.charged) for o in second if o] == [(False, 2, 0), (True, 1, 0)]
     assert (ring.count(east), ring.count(west)) == (3, 4)
     assert ring.stats.given_back == 1
+
+
+async def test_grants_are_charged_with_their_limits_or_not_at_all(
+    ring: Ring, store: RedisStore
+) -> None:
+    """What a grant was charged on one shard is given back when another shard denies."""
+    east, west = ring.hit("east", 3), ring.hit("west", 4)._replace(joined=True)
+    grants = [one._replace(key=grant_key(one.key, "g"), mode=Mode.GRANT) for one in (east, west)]
+    requests = [[grants[0], east, grants[1], west]] * 3
+
+    first, second, third = [(await charged(store, [each]))[0] for each in requests]
+
+    assert [outcome.charged for outcome in first if outcome] == [3, 0, 4, 0]
+    assert [outcome.charged for outcome in second if outcome] == [0, 3, 0, 4]
+    assert [(o.over, o.charged) for o in third if o] == [(False, 0), (True, 0)] * 2
+    (alone,) = await charged(store, [[grants[0]._replace(addend=2), east._replace(addend=2), west]])
+    assert [(o.over, o.remaining, o.charged) for o in alone if o] == [
+        (False, 2, 0),
+        (False, 2, 0),
+        (True, 1, 0),
+    ]
 
 
 async def test_each_request_of_a_charge_is_settled_by_itself(ring: Ring, store: RedisStore) -> None:

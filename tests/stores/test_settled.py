@@ -18,6 +18,7 @@ HERE, OVER_HERE = PASSED.replaced(local=True), OVER.replaced(local=True)
 
 CHARGE, BACK = hit(), refund(hit())
 JOINED = CHARGE._replace(joined=True)
+GRANT = hit(mode=Mode.GRANT)
 SHADOW, QUOTA = hit(mode=Mode.SHADOW), hit(mode=Mode.QUOTA)
 
 
@@ -38,6 +39,13 @@ CASES = {
     "no count for what is given back": ([by(ERROR, BACK)], [None], Verdict.ADMITTED, -1),
     "no count for a shadow": ([by(CLOSED, SHADOW)], [None], Verdict.ADMITTED, -1),
     "a limit over, another without count": ([CHARGE, JOINED], [None, OVER], Verdict.DENIED, 1),
+    "a limit over, behind its grant": (
+        [CHARGE, GRANT, CHARGE],
+        [PASSED] * 2 + [OVER],
+        Verdict.DENIED,
+        2,
+    ),
+    "a shadow over, behind its grant": ([GRANT, SHADOW], [PASSED, OVER], Verdict.ADMITTED, -1),
     "counted here": ([by(LOCAL)], [HERE], Verdict.ADMITTED, -1),
     "over here": ([by(LOCAL)], [OVER_HERE], Verdict.DENIED, 0),
 }
@@ -58,7 +66,7 @@ HIT = st.builds(
     Hit,
     st.binary(max_size=1),
     st.just(CHARGE.spec),
-    mode=st.sampled_from(Mode),
+    mode=st.sampled_from([Mode.ENFORCED, Mode.SHADOW, Mode.QUOTA]),
     refund=st.booleans(),
     policy=st.sampled_from(FailurePolicy),
     joined=st.just(False),

@@ -13,6 +13,7 @@ from ratelimit_service import compiled
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import SECOND_US, CounterSpec, Hit, Mode
 from ratelimit_service.stores.redis import script
+from ratelimit_service.stores.redis.batch import Background
 from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 
@@ -71,6 +72,8 @@ def counted(
         now_us = T
         for step_us, requests in calls:
             now_us += step_us
-            count, *words = script.arguments([(0, requests)], now_us, judge=True)
+            call = script.ScriptCall(1, now_us)
+            assert call.add(Background(requests), range(len(requests))) == len(requests)
+            count, *words = call.arguments(judge=True)
             replies.append(client.eval(script.SCRIPT, int(count), *words, 1))
         return replies, client.mget(KEYS)

@@ -4,6 +4,7 @@
 -- each hit and, by key, the steps to write. What is held beside counters is for the table `holding`. No redis.call here.
 
 local ENFORCED, SHADOW, QUOTA = 0, 1, 2
+local GRANT = 4
 
 local function state_of(key, changes, read)
   local change = changes[key]
@@ -35,24 +36,47 @@ local function charge(hit, changes, read, now)
   return step
 end
 
+local function peek(hit, changes, read, now)
+  local state = state_of(hit.key, changes, read)
+  if hit.spec.holds then
+    return holding.peek(hit, state, now, changes)
+  end
+  return algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
+end
+
+-- Charges the hits of one descriptor; returns whether one is over.
+local function charge_together(hits, first, last, steps, changes, read, now)
+  local taken, over = false, false
+  for place = first, last do
+    local hit = hits[place]
+    local grant = hit.mode == GRANT
+    local step = (taken and peek or charge)(hit, changes, read, now)
+    step.granted = taken
+    if not step.passed and (taken or grant) then
+      step.passed, step.reset = true, step.retry
+    else
+      over = over or not step.passed
+      taken = grant
+    end
+    taken = taken and grant
+    steps[place] = step
+  end
+  return over
+end
+
 local function withhold(hits, first, last, steps, changes, read, now)
   for place = first, last do
     local hit = hits[place]
     if not hit.refund then
-      steps[place].counted = hit.count_denied and charge(hit, changes, read, now).counted or 0
+      local counts = hit.count_denied and not steps[place].granted
+      steps[place].counted = counts and charge(hit, changes, read, now).counted or 0
     end
   end
   for place = first, last do
     local hit, step = hits[place], steps[place]
     if step.passed and not hit.refund then
-      local state = state_of(hit.key, changes, read)
-      local peek
-      if hit.spec.holds then
-        peek = holding.peek(hit, state, now, changes)
-      else
-        peek = algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
-      end
-      step.remaining, step.reset = peek.remaining, peek.reset
+      local left = peek(hit, changes, read, now)
+      step.remaining, step.reset = left.remaining, left.reset
     end
   end
 end
@@ -79,17 +103,14 @@ local function settle(hits, read, now)
   local denied, quotas, quotas_over = false, 0, 0
   local first = 1
   while first <= #hits do
-    local last, mode = first, hits[first].mode
-    while last < #hits and hits[last + 1].joined do
+    local last = first
+    while last < #hits and (hits[last + 1].joined or hits[last].mode == GRANT) do
       last = last + 1
     end
+    local mode = hits[last].mode
     if not hits[first].refund then
       local before = mode == SHADOW and last > first and copy(scratch)
-      local over = false
-      for place = first, last do
-        steps[place] = charge(hits[place], scratch, read, now)
-        over = over or not steps[place].passed
-      end
+      local over = charge_together(hits, first, last, steps, scratch, read, now)
       if over and before then
         withhold(hits, first, last, steps, before, read, now)
         scratch = before

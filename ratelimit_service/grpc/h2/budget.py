@@ -66,8 +66,8 @@ class Budget:
 
     def credit(self, calls: int = 1) -> None:
         """Credits calls that were answered, or were not answered by our own fault."""
-        if self._spent_us > -SAVED_US:  # else as much is saved as may be
-            self._spent_us = max(self._spent_us - ANSWERED_US * calls, -SAVED_US)
+        spent_us = self._spent_us - ANSWERED_US * calls
+        self._spent_us = max(-SAVED_US, spent_us)
 
     def forgive(self) -> None:
         """Forgets at the end of a second what was spent in it; what was saved stays."""

@@ -143,13 +143,10 @@ class Client:
             return False
         # This turn writes at its end, so nobody need ask for a write.
         self.flushing = True
-        try:
-            self._handle(now_us, most, each_us, alone=alone)
-        except Exception as error:  # where the next frame begins is unknown now
-            self.fail(error)
+        self._handle(now_us, most, each_us, alone)
         return not self.connection.life.closing and self._is_due()
 
-    def _handle(self, now_us: int, most: int, each_us: int, *, alone: bool) -> None:
+    def _handle(self, now_us: int, most: int, each_us: int, alone: bool) -> None:
         connection, channel = self.connection, self.channel
         data, before = b"", 0
         if connection.has_more:
@@ -240,13 +237,14 @@ class Client:
             if channel.unsent or channel.gone:
                 self._written()
             return
+        closing = connection.life.closing
         output = connection.take_output()
         if output and not self._leaving:
             channel.write(output)
-        if connection.life.closing and not self._leaving:
+        if closing and not self._leaving:
             self._leaving = 1
             channel.end()
-        if channel.unsent or channel.gone or connection.life.closing or connection.congested:
+        if closing or channel.unsent or channel.gone or connection.congested:
             self._written()
 
     def _written(self) -> None:

@@ -28,6 +28,7 @@ from ratelimit_service.model import (
     Entry,
     Hit,
     Limit,
+    Mode,
     Override,
     OverrideKind,
     Request,
@@ -148,10 +149,10 @@ def _grants(
     planned: Plan, meeting: Sequence[Override], steered: OverriddenPlans
 ) -> list[list[tuple[Override, Hit]]]:
     """The grants of each limit that holds now, with what looks at their counters."""
-    known = {hit.key: hit for granted in steered.grants for hit in granted}
+    known = {hit.key: hit for hit in steered.hits}
     return [
         [
-            (grant, found._replace(addend=0))
+            (grant, found._replace(addend=0, mode=Mode.ENFORCED))
             for grant in meeting
             if (found := known.get(grant_key(hit.key, grant.id))) is not None
         ]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from itertools import islice
+from typing import Final
 
-from ratelimit_service.model import Hit
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.model import Hit, Outcome
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always, wanted_at
 from ratelimit_service.stores.keys import slot_of
 
 __all__ = ["Background", "Batch", "Resync", "Retry", "Urgency"]
@@ -37,68 +38,66 @@ class Urgency:
         """Those of a smaller priority are sent first (`Store.charge`)."""
 
 
-class Batch(Protocol):
-    """What goes to one shard: whole requests, and parts of those that have other homes too."""
+_NO_DEADLINE: Final = Urgency(NEVER)
 
-    sent: int
-    """How many requests have been sent, or were not wanted any more."""
 
-    @property
-    def requests(self) -> Sequence[Sequence[Hit]]:
+class Batch:
+    """Requests for one server, from who has them charged to the outcomes of their hits."""
+
+    __slots__ = ("requests", "sent", "urgency", "wanted")
+
+    def __init__(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        urgency: Urgency = _NO_DEADLINE,
+        wanted: Wanted = always,
+    ) -> None:
+        self.requests = list(requests)
         """What is to be charged, each on its own."""
-
-    @property
-    def urgency(self) -> Urgency:
+        self.urgency = urgency
         """By when it is to be sent and answered."""
+        self.wanted = wanted
+        """Whether somebody waits for a request, by its index; asked just before it is sent."""
+        self.sent = 0
+        """How many requests have been sent, or were not wanted any more."""
 
     @property
     def finished(self) -> bool:
         """Whether nobody waits for any of it."""
+        return False
 
-    @property
-    def indexes(self) -> Sequence[int]:
-        """The number of each request, as `wanted` takes it."""
-
-    @property
-    def wanted(self) -> Wanted:
-        """Whether somebody waits for a request, asked just before it is sent."""
+    def has_answer(self, _index: int) -> bool:
+        """Whether a request has an answer, or needs none."""
+        return self.finished
 
     def dropped(self, indexes: Sequence[int]) -> None:
         """These requests were not sent, since they are not wanted."""
 
     def answered(
-        self, indexes: Sequence[int], answers: Iterator[Outcomes], at_us: int, within: bool
+        self, indexes: Sequence[int], found: Iterator[Outcome | None], at_us: int, within: bool
     ) -> None:
-        """Takes these requests' outcomes from `answers`; `at_us` is the server's time.
+        """Takes the outcomes of these requests' hits from `found`; `at_us` is the server's time.
 
         `within`: no hit of these is over, and each has an outcome.
         """
+        raise NotImplementedError
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """These requests get no answer."""
+        raise NotImplementedError
 
-    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+    def divided_by_slot(self, indexes: Sequence[int]) -> Sequence[Batch] | None:
         """These requests once more, each slot of their counters apart; None if that cannot be.
 
         The server enforces slots, and has counted nothing of these.
         """
+        raise NotImplementedError
 
 
-_NO_DEADLINE: Final = Urgency(NEVER)
-
-
-class Background:
+class Background(Batch):
     """A batch that no caller waits for: what is given back, or told to a server that was away."""
 
-    __slots__ = (
-        "_done",
-        "finished",
-        "indexes",
-        "requests",
-        "sent",
-        "urgency",
-        "wanted",
-    )
+    __slots__ = ("_done",)
 
     def __init__(
         self,
@@ -107,30 +106,22 @@ class Background:
         urgency: Urgency = _NO_DEADLINE,
     ) -> None:
         """`done` gets the outcomes of each request, or None if there are none."""
-        self.requests = requests
-        self.indexes = range(len(requests))
-        self.wanted: Wanted = always
-        self.urgency = urgency
-        self.finished = False
-        self.sent = 0
+        super().__init__(requests, urgency)
         self._done = done
 
-    def dropped(self, indexes: Sequence[int]) -> None:
-        """Never: it is always wanted."""
-
     def answered(
-        self, indexes: Sequence[int], answers: Iterator[Outcomes], _at_us: int, _within: bool
+        self, indexes: Sequence[int], found: Iterator[Outcome | None], _at_us: int, _within: bool
     ) -> None:
         """Tells the outcomes."""
-        for _ in indexes:
-            self._done(next(answers))
+        for index in indexes:
+            self._done(list(islice(found, len(self.requests[index]))))
 
     def failed(self, indexes: Sequence[int], _reason: str) -> None:
         """Tells that there are none."""
         for _ in indexes:
             self._done(None)
 
-    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+    def divided_by_slot(self, indexes: Sequence[int]) -> Sequence[Batch] | None:
         """A batch for each slot of each request: nothing of these counts together only."""
         return [
             batch
@@ -162,22 +153,10 @@ def _divided(
     ]
 
 
-class Resync:
+class Resync(Batch):
     """What was counted while a server was away and is to be told to it, until that is over."""
 
-    __slots__ = (
-        "_missing",
-        "_settled",
-        "expires_us",
-        "finished",
-        "indexes",
-        "requests",
-        "sent",
-        "uncounted",
-        "urgency",
-        "wanted",
-        "weight",
-    )
+    __slots__ = ("_missing", "_settled", "expires_us", "uncounted", "weight")
 
     def __init__(
         self,
@@ -188,30 +167,23 @@ class Resync:
     ) -> None:
         """`settled` is called when every request was told or is in `uncounted`.
 
-        From `expires_us` on, by the server's time, these hits no longer matter.
+        From `expires_us` on, by the server's time, these hits no longer matter. Whoever sends the
+        resync sets its urgency: until when the server may count it.
         """
-        self.requests = requests
+        super().__init__(requests)
         self.weight = weight
         self.expires_us = expires_us
-        self.urgency = _NO_DEADLINE
-        """Until when the server may count it. Whoever sends the resync sets it."""
-        self.indexes = range(len(requests))
-        self.wanted: Wanted = always
-        self.finished = False
-        self.sent = 0
         self.uncounted: list[Sequence[Hit]] = []
         self._missing = len(requests)
         self._settled = settled
 
-    def dropped(self, indexes: Sequence[int]) -> None:
-        """Never: it is always wanted."""
-
     def answered(
-        self, indexes: Sequence[int], answers: Iterator[Outcomes], _at_us: int, _within: bool
+        self, indexes: Sequence[int], found: Iterator[Outcome | None], _at_us: int, _within: bool
     ) -> None:
         """The server has counted these."""
-        for _ in indexes:
-            next(answers)
+        for index in indexes:
+            for _ in self.requests[index]:
+                next(found)
         self._less(len(indexes))
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
@@ -220,7 +192,7 @@ class Resync:
             self.uncounted += [self.requests[index] for index in indexes]
         self._less(len(indexes))
 
-    def divided_by_slot(self, _indexes: Sequence[int]) -> list[Batch] | None:
+    def divided_by_slot(self, _indexes: Sequence[int]) -> Sequence[Batch] | None:
         """What is not told is told later."""
         return None
 
@@ -230,12 +202,14 @@ class Resync:
             self._settled(self)
 
 
-class Retry:
+class Retry(Batch):
     """Some requests of a batch that are sent once more.
 
     However often they are sent, these know the batch itself: a chain of hundreds would be too deep
     to tell it anything.
     """
+
+    __slots__ = ("batch", "indexes")
 
     def __init__(self, batch: Batch, indexes: Sequence[int]) -> None:
         if isinstance(batch, Retry):
@@ -243,17 +217,12 @@ class Retry:
             batch = batch.batch
         self.batch: Batch = batch
         self.indexes: Sequence[int] = indexes
-        self.requests = [batch.requests[index] for index in indexes]
-        self.urgency = batch.urgency
-        self.sent = 0
-        self.wanted: Wanted = self._is_wanted
-
-    def _is_wanted(self, index: int) -> bool:
-        return self.batch.wanted(self.batch.indexes[index])
+        wanted = partial(wanted_at, batch.wanted, indexes)
+        super().__init__([batch.requests[index] for index in indexes], batch.urgency, wanted)
 
     @property
     def finished(self) -> bool:
-        """Whether nobody waits for any of it."""
+        """As the batch."""
         return self.batch.finished
 
     def dropped(self, indexes: Sequence[int]) -> None:
@@ -261,16 +230,15 @@ class Retry:
         self.batch.dropped([self.indexes[index] for index in indexes])
 
     def answered(
-        self, indexes: Sequence[int], answers: Iterator[Outcomes], at_us: int, within: bool
+        self, indexes: Sequence[int], found: Iterator[Outcome | None], at_us: int, within: bool
     ) -> None:
         """Tells the batch."""
-        batch_indexes = [self.indexes[index] for index in indexes]
-        self.batch.answered(batch_indexes, answers, at_us, within)
+        self.batch.answered([self.indexes[index] for index in indexes], found, at_us, within)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """Tells the batch."""
         self.batch.failed([self.indexes[index] for index in indexes], reason)
 
-    def divided_by_slot(self, indexes: Sequence[int]) -> list[Batch] | None:
+    def divided_by_slot(self, indexes: Sequence[int]) -> Sequence[Batch] | None:
         """Asks the batch."""
         return self.batch.divided_by_slot([self.indexes[index] for index in indexes])

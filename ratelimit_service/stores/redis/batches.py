@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from os import urandom
 from typing import Final
 
 import hiredis
 
-from ratelimit_service.eventloop.clock import elapsed_us, now_us
+from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores import NEVER, PRIORITIES, Outcomes
+from ratelimit_service.stores import NEVER, PRIORITIES
 from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch, Retry
-from ratelimit_service.stores.redis.call_window import CallWindow, SentCalls
+from ratelimit_service.stores.redis.call_window import NO_PRIORITY, CallWindow
 from ratelimit_service.stores.redis.connection import (
     Answered,
     Command,
@@ -38,17 +38,10 @@ from ratelimit_service.stores.redis.error_replies import (
     did_nothing,
     wants_reconnect,
 )
-from ratelimit_service.stores.redis.filling import Filling, ScriptCall, Slot
-from ratelimit_service.stores.redis.script import (
-    SCRIPT,
-    SHA,
-    arguments,
-    fits,
-    read,
-)
+from ratelimit_service.stores.redis.script import SCRIPT, SHA, ScriptCall
 from ratelimit_service.stores.redis.server import Server
 
-__all__ = ["Batches", "Redirect"]
+__all__ = ["Batches", "Redirect", "Slot"]
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +56,12 @@ call."""
 
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
+
+Slot = Callable[[Sequence[Hit]], int]
+"""The slot of a request in a cluster: a script call settles requests of one slot only."""
+
+_ONLY: Final = 0
+"""The slot of all requests where there are none."""
 
 Redirect = Callable[[str, Batch, Sequence[int]], bool]
 """Sends requests of a batch elsewhere, if the server's error says that they belong there."""
@@ -154,14 +153,15 @@ class Batches:
 
         Each call is atomic, and a request is never split over several.
         """
+        urgency = batch.urgency
         if not self._server.available:
-            if batch.urgency.deadline_us == NEVER:
+            if urgency.deadline_us == NEVER:
                 self.hold(batch)
             else:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
-        self._queues[batch.urgency.priority].append(batch)
-        if not self._sending and (self._window.empty or batch.urgency.priority < self._below):
+        self._queues[urgency.priority].append(batch)
+        if not self._sending and (self._window.empty or urgency.priority < self._below):
             self._sending = True
             self._scheduler.before_write(self._send)
 
@@ -171,10 +171,10 @@ class Batches:
         if connection is None:
             batch.failed(range(len(batch.requests)), "disconnected")
             return
-        filling = self._filling(PRIORITIES)
-        filling.add(batch, range(len(batch.requests)), batch.requests)
-        calls = list(filling.calls.values())
-        self._call(connection, calls, self._sent(calls, batch.urgency.priority), asking=True)
+        while batch.sent < len(batch.requests):
+            calls: dict[int, ScriptCall] = {}
+            self._take(batch, calls, elapsed_us())
+            self._call(connection, calls, asking=True)
 
     def hand_over(self, successor: Callable[[Batch], None]) -> None:
         """Hands batches that wait for the server to `successor`, those of now and later ones."""
@@ -234,90 +234,133 @@ class Batches:
             if connection is None or connection.lost.done():
                 self.empty("disconnected")
                 return
-            calls, priority = self._next_calls(below)
-            if calls:
-                self._call(connection, calls, self._sent(calls, priority))
+            self._call(connection, self._next_calls(below, elapsed_us()))
 
-    def _sent(self, calls: Sequence[ScriptCall], priority: int) -> SentCalls:
-        """Notes that calls are under way; `priority` is the lowest of what they charge."""
-        self._window.by_priority[priority] += 1
-        return SentCalls(len(calls), priority)
+    def _next_calls(self, below: int, now_us: int) -> dict[int, ScriptCall]:
+        """Takes from the queue what fits into one call, of priorities below that.
 
-    def _filling(self, below: int) -> Filling:
-        """Nothing yet, of priorities below that."""
-        server = self._server
-        return Filling(
-            elapsed_us(), below, self.slot, server.clock.not_after, self._numbers, server.timeout_us
-        )
-
-    def _next_calls(self, below: int) -> tuple[list[ScriptCall], int]:
-        """Takes from the queue what fits into one call.
-
-        Drops requests that nobody waits for, or that cannot be answered in time. It takes
-        priorities below that; it returns the smallest of them too. In a cluster there is one call
-        for each slot; all of these are sent at once.
+        Drops requests that nobody waits for, or that cannot be answered in time. In a cluster there
+        is one call for each slot; all of these are sent at once.
         """
-        filling = self._filling(below)
-        self._window.forget_times(filling.now_us)
-        self._by_age = not self._by_age
-        if self._by_age and any(self._queues[1:]):
-            self._take_overtaken(filling)
-        for priority, queue in enumerate(self._queues):
-            while queue and self._take_first(filling, priority):
+        calls: dict[int, ScriptCall] = {}
+        full = False
+        self._window.forget_times(now_us)
+        if any(self._queues[1:]):
+            self._by_age = not self._by_age
+            full = self._by_age and self._take_overtaken(calls, below, now_us)
+        for queue in filter(None, self._queues):
+            open_ = not full and queue[0].urgency.priority < below
+            while queue and self._take_first(queue, calls, now_us, open_=open_):
                 pass
-        calls = list(filling.calls.values())
-        if filling.full:
-            self._window.full = sum([len(call.requests) for call in calls])
-        return calls, filling.lowest
+            full = full or (open_ and bool(queue))
+        if full:
+            self._window.full = sum(
+                [len(indexes) for call in calls.values() for _, indexes in call.parts]
+            )
+        return calls
 
-    def _take_overtaken(self, filling: Filling) -> None:
-        """Takes what smaller priorities have overtaken for so long that it may soon be too late."""
-        soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
+    def _take_overtaken(self, calls: dict[int, ScriptCall], below: int, now_us: int) -> bool:
+        """Takes what smaller priorities have overtaken for so long that it may soon be too late.
+
+        Returns whether more waits than fits.
+        """
+        soon_us = now_us + self._server.timeout_us * _OVERTAKEN // 100
         while True:
             firsts = [
                 (min(queue[0].urgency.deadline_us, queue[0].urgency.due_us), priority)
-                for priority, queue in enumerate(self._queues[: filling.below])
+                for priority, queue in enumerate(self._queues[:below])
                 if queue
             ]
             soonest_us, priority = min(firsts, default=(NEVER, 0))
-            if soonest_us >= soon_us or not self._take_first(filling, priority):
-                break
+            if soonest_us >= soon_us:
+                return False
+            if not self._take_first(self._queues[priority], calls, now_us, open_=True):
+                return True
 
-    def _take_first(self, filling: Filling, priority: int) -> bool:
-        """Takes or drops a priority's first batch, or as much as fits; returns whether all is."""
-        queue = self._queues[priority]
+    def _take_first(
+        self, queue: deque[Batch], calls: dict[int, ScriptCall], now_us: int, *, open_: bool
+    ) -> bool:
+        """Takes or drops the first batch of a queue, or as much as fits; returns whether all is.
+
+        If the calls are not open for it, it is only dropped: what nobody waits for is so in time.
+        """
         batch = queue[0]
-        if batch.urgency.deadline_us <= filling.now_us + self._window.reply_us:
+        if batch.urgency.deadline_us <= now_us + self._window.reply_us:
             queue.popleft()
             self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
             return True
-        if (filling.full or priority >= filling.below) and not batch.finished:
-            return False  # of larger priorities too, what nobody waits for is dropped in time
-        try:
-            filling.take(batch)
-        except Exception as error:
-            self._bugs.note("hits could not be sent to Redis", error)
-            self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
-            batch.sent = len(batch.requests)
-        if batch.sent < len(batch.requests) and not batch.finished:
-            filling.full = True
-            return False
+        if not batch.finished:
+            if not open_:
+                return False
+            try:
+                self._take(batch, calls, now_us)
+            except Exception as error:
+                self._bugs.note("hits could not be sent to Redis", error)
+                self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
+                batch.sent = len(batch.requests)
+            if batch.sent < len(batch.requests) and not batch.finished:
+                return False
         queue.popleft()
         return True
 
+    def _take(self, batch: Batch, calls: dict[int, ScriptCall], now_us: int) -> None:
+        """Takes requests from a batch, as many as fit; drops those that nobody wants any more."""
+        wanted, start, stop = batch.wanted, batch.sent, len(batch.requests)
+        taken = [at for at in range(start, stop) if wanted(at)]
+        deadline_us = batch.urgency.deadline_us
+        if deadline_us > batch.urgency.due_us:
+            deadline_us = min(deadline_us, now_us + self._server.timeout_us)
+        not_after_us = self._server.clock.not_after(deadline_us)
+        if self.slot is None:
+            call = self._call_of(_ONLY, calls, now_us)
+            count = call.add(batch, taken, not_after_us)
+        else:
+            count, size = 0, sum([call.weight for call in calls.values()])
+            for at in taken:
+                call = self._call_of(self.slot(batch.requests[at]), calls, now_us)
+                size -= call.weight
+                if not call.add(batch, [at], not_after_us, size):
+                    break
+                size += call.weight
+                count += 1
+        if count < len(taken):
+            stop = taken[count]
+        batch.sent = stop
+        if count < stop - start:
+            wanted_ones = set(taken)
+            batch.dropped([at for at in range(start, stop) if at not in wanted_ones])
+
+    def _call_of(self, slot: int, calls: dict[int, ScriptCall], now_us: int) -> ScriptCall:
+        """The call of a slot among these, maybe a new one."""
+        call = calls.get(slot)
+        if call is None:
+            wall_us = self._server.clock.wall_us()
+            call = calls[slot] = ScriptCall(next(self._numbers), wall_us, now_us)
+        return call
+
     def _call(
+        self, connection: RedisConnection, by_slot: dict[int, ScriptCall], *, asking: bool = False
+    ) -> None:
+        """Sends new script calls in one write; those without requests are not sent."""
+        calls = [call for call in by_slot.values() if call.parts]
+        if not calls:
+            return
+        *others, last = calls
+        for call in others:  # replies come in order, so all of them have theirs with the last one
+            last.priority = min(last.priority, call.priority)
+            call.priority = NO_PRIORITY
+        self._window.sent(last.priority, last.sent_us)
+        self._write(connection, calls, self._script, asking)
+
+    def _write(
         self,
         connection: RedisConnection,
         calls: Sequence[ScriptCall],
-        sent: SentCalls,
-        script: tuple[str, str] | None = None,
-        *,
-        asking: bool = False,
+        script: tuple[str, str],
+        asking: bool,
     ) -> None:
-        """Sends script calls in one write; `sent` says which of them have no reply yet."""
-        script = script or self._script
-        given = self._server.clock.given
-        now, judge = (given(), True) if given else (now_us(), False)
+        """Sends script calls in one write, by EVALSHA or EVAL."""
+        judge, prefix = self._server.clock.given is not None, self._key_prefix
         commands: list[Command] = []
         replied: list[Answered] = []
         try:
@@ -325,65 +368,53 @@ class Batches:
                 if asking:
                     commands.append(["ASKING"])
                     replied.append(_ignore)
-                words = arguments(call.sections, now, judge=judge, prefix=self._key_prefix)
-                commands.append([*script, *words, call.number])
-                replied.append(partial(self._replied, connection, call, sent, script[0], asking))
+                words = call.arguments(judge=judge, prefix=prefix)
+                commands.append((*script, *words, call.number))
+                replied.append(partial(self._replied, connection, call, script[0], asking))
             connection.send(commands, replied)
-            self._window.sent(calls[0].sent_us)
         except Exception as error:
-            self._window.landed(sent, len(calls), elapsed_us())
+            self._window.landed(calls[-1].priority, elapsed_us())
             self._bugs.note("hits could not be sent to Redis", error)
             for call in calls:
-                for batch, indexes in call.indexes:
+                for batch, indexes in call.parts:
                     self._fail(batch, indexes, "internal")
 
     def _replied(
         self,
         connection: RedisConnection,
         call: ScriptCall,
-        sent: SentCalls,
         sent_by: str,
         asking: bool,
         reply: Reply,
     ) -> None:
         """Takes the reply to a call that was sent by EVALSHA or EVAL."""
-        if (
-            isinstance(reply, hiredis.ReplyError)
-            and sent_by == "EVALSHA"
-            and self._wants_text(connection, reply)
-        ):
-            self._call(connection, [call], sent, ("EVAL", SCRIPT), asking=asking)
+        error = reply if isinstance(reply, hiredis.ReplyError) else None
+        if error and sent_by == "EVALSHA" and self._wants_text(connection, error):
+            self._write(connection, [call], ("EVAL", SCRIPT), asking)
             return
         now_us = elapsed_us()
-        self._window.landed(sent, 1, now_us)
+        self._window.landed(call.priority, now_us)
         try:
             self._compare_paces(connection)
-            if not (
-                reply is None
-                or isinstance(reply, hiredis.ReplyError)
-                or fits(reply, call.requests, call.number)
-            ):
-                connection.distrust()
-                reply = None
-            script_reply = read(reply, call.requests)
-            if script_reply is not None:
-                self._server.answered(connection, script_reply.at_us, call.sent_us, now_us)
-                self._window.learn(min(now_us - call.sent_us, self._server.timeout_us))
-                if script_reply.damaged:
-                    self._corrupt_state.note(len(script_reply.damaged), script_reply.damaged[0])
-                answers, at_us = iter(script_reply.outcomes), script_reply.at_us
-                for batch, indexes in call.indexes:
-                    if script_reply.late:
-                        took_us = self._server.clock.took_us(connection.answered_left_us, at_us)
-                        self._answer_one_by_one(batch, indexes, answers, at_us, took_us)
-                    else:
-                        batch.answered(indexes, answers, at_us, script_reply.within)
-            else:
+            if error or reply is None:
                 self._refused(connection, call, reply)
+            elif not call.read(reply):
+                connection.distrust()
+                self._refused(connection, call, None)
+            else:
+                self._server.answered(connection, call.at_us, call.sent_us, now_us)
+                self._window.learn(min(now_us - call.sent_us, self._server.timeout_us))
+                if call.damaged:
+                    self._corrupt_state.note(len(call.damaged), call.damaged[0])
+                for batch, indexes in call.parts:
+                    if call.late:
+                        self._answer_one_by_one(batch, indexes, call, connection.answered_left_us)
+                    else:
+                        batch.answered(indexes, call.found, call.at_us, call.within)
         except Exception as error:
             # The remaining outcomes cannot be told apart any more.
             self._bugs.note("a reply from Redis could not be handled", error)
-            for batch, indexes in call.indexes:
+            for batch, indexes in call.parts:
                 self._fail(batch, indexes, "internal")
         if not self._sending and any(self._queues):
             self._send()
@@ -413,7 +444,7 @@ class Batches:
         window = self._window
         if not connection.caught_up:
             window.shrink()
-        elif window.can_grow and any(self._queues) and self._fills_a_call:
+        elif any(self._queues) and window.can_grow and self._fills_a_call:
             window.grow()
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
@@ -430,11 +461,11 @@ class Batches:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         # What lies in one slot and is refused all the same would be refused each time it is sent.
-        in_vain = crosses_slots(error) and _are_in_one_slot(call.requests)
+        in_vain = crosses_slots(error) and _are_in_one_slot(call)
         redirect = None if in_vain else self._redirect
         remaining = [
             (batch, indexes)
-            for batch, indexes in call.indexes
+            for batch, indexes in call.parts
             if not (redirect and error and redirect(error, batch, indexes))
         ]
         if not remaining:
@@ -458,26 +489,22 @@ class Batches:
                 self._fail(batch, indexes, "unknown" if reply is None else "refused")
 
     def _answer_one_by_one(
-        self,
-        batch: Batch,
-        indexes: Sequence[int],
-        answers: Iterator[Outcomes],
-        at_us: int,
-        took_us: int,
+        self, batch: Batch, indexes: Sequence[int], call: ScriptCall, left_us: int
     ) -> None:
         """Answers requests one by one: those that reached the server too late have no answer.
 
-        By its own time the server took so long. If that is little, this process kept them too long.
-        Nothing was counted then. So for callers who still wait they are sent again.
+        They left at `left_us`. If the server took little time by its own, this process kept them
+        too long. Nothing was counted then. So for callers who still wait they are sent again.
         """
+        took_us = self._server.clock.took_us(left_us, call.at_us)
         waits = (
             batch.urgency.deadline_us > elapsed_us() + self._window.reply_us and not batch.finished
         )
         again: list[int] = []
         for index in indexes:
-            outcomes = next(answers)
+            outcomes = list(islice(call.found, len(batch.requests[index])))
             if None not in outcomes:
-                batch.answered([index], iter([outcomes]), at_us, False)
+                batch.answered([index], iter(outcomes), call.at_us, False)
             elif took_us >= batch.urgency.patience_us:
                 batch.failed([index], "timeout")
             elif waits and outcomes.count(None) == len(outcomes):
@@ -488,8 +515,9 @@ class Batches:
             self._queues[batch.urgency.priority].appendleft(Retry(batch, again))
 
 
-def _are_in_one_slot(requests: Sequence[Sequence[Hit]]) -> bool:
-    return len({slot_of(hit.key) for hits in requests for hit in hits}) <= 1
+def _are_in_one_slot(call: ScriptCall) -> bool:
+    hits = [hit for batch, indexes in call.parts for at in indexes for hit in batch.requests[at]]
+    return len({slot_of(hit.key) for hit in hits}) <= 1
 
 
 def _ignore(_: Reply) -> None: ...

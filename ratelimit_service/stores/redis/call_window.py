@@ -9,7 +9,7 @@ from typing import Final
 
 from ratelimit_service.stores import PRIORITIES
 
-__all__ = ["CallWindow", "SentCalls"]
+__all__ = ["NO_PRIORITY", "CallWindow"]
 
 _IN_FLIGHT: Final = 2
 """Script calls under way at a time; meanwhile the next one fills up. Those of larger priorities do
@@ -29,15 +29,8 @@ _FORGOTTEN_US: Final = 5_000
 would have too little time left is not sent, so nothing else would show that they need less again.
 """
 
-
-class SentCalls:
-    """Script calls sent together: how many have no reply yet, and their smallest priority."""
-
-    __slots__ = ("missing", "priority")
-
-    def __init__(self, missing: int, priority: int) -> None:
-        self.missing = missing
-        self.priority = priority
+NO_PRIORITY: Final = -1
+"""Of a call that is not the last one of its write."""
 
 
 class CallWindow:
@@ -73,17 +66,18 @@ class CallWindow:
         """Whether one more call may be under way if it is a full one."""
         return sum(self.by_priority) < self._limit
 
-    def sent(self, now_us: int) -> None:
-        """Notes that calls were sent."""
+    def sent(self, priority: int, now_us: int) -> None:
+        """Notes that calls are sent; `priority` is the smallest in them."""
+        self.by_priority[priority] += 1
         self._sent_us = now_us
 
-    def landed(self, sent: SentCalls, count: int, now_us: int) -> None:
-        """Notes that so many of the calls sent together have a reply, or will have none."""
-        sent.missing -= count
-        if not sent.missing:
-            self.by_priority[sent.priority] = max(0, self.by_priority[sent.priority] - 1)
-            if self.empty:
-                self._idle_us = now_us
+    def landed(self, priority: int, now_us: int) -> None:
+        """Notes that the last call of a write has its reply, or will have none."""
+        if priority == NO_PRIORITY:
+            return
+        self.by_priority[priority] = max(0, self.by_priority[priority] - 1)
+        if self.empty:
+            self._idle_us = now_us
 
     def forget_lost(self, now_us: int) -> None:
         """Takes calls that should long have a reply for lost: after a fault nobody else would."""
@@ -92,7 +86,7 @@ class CallWindow:
 
     def forget_times(self, now_us: int) -> None:
         """Forgets how long calls took when nothing was under way for a while."""
-        if self.empty:
+        if now_us >= self._idle_us + _FORGOTTEN_US and self.empty:
             times = (now_us - self._idle_us) // _FORGOTTEN_US
             self.reply_us >>= min(times, 62)
             self._idle_us += times * _FORGOTTEN_US

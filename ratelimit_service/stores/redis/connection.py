@@ -20,7 +20,7 @@ import hiredis
 
 from ratelimit_service.errors import StoreError
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.eventloop.scheduler import shared_scheduler
+from ratelimit_service.eventloop.scheduler import TURN_US, shared_scheduler
 from ratelimit_service.net.names import shared_names
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores.redis.address import Address, without
@@ -42,19 +42,9 @@ __all__ = [
 Reply = object
 """What hiredis makes of a reply: bytes, int, a list, a ReplyError; None when there was none."""
 
-_TURN_ITEMS: Final = 512
-"""How many items of replies are handed on in one turn. That is the reply to one script
-call of 128 hits, and one to two milliseconds for whoever takes it."""
-
-_REPLY_ITEMS: Final = 4
-"""What a reply counts beside the items in it."""
-
 _MOST_REPLY_BYTES: Final = 64 << 20
 """A reply that is not whole after so many bytes ends the connection: no command of ours has such a
 one, and what it would take has no bound."""
-
-_ITEM_BYTES: Final = 5
-"""So many bytes of a long text count as an item: the outcome of a hit as four."""
 
 Argument = bytes | str | int
 Command = Sequence[Argument]
@@ -240,26 +230,18 @@ class RedisConnection(asyncio.Protocol):
                 raise
 
     def _hand_on_some(self) -> None:
-        """Hands on replies of so many items; the others wait for another turn."""
-        items = 0
+        """Hands on replies for as long as a turn may take; the others wait for another one."""
+        until_us = elapsed_us() + TURN_US
         try:
             while self._replies:
-                answered, left_us, reply = self._replies[0]
-                more = _REPLY_ITEMS
-                if isinstance(reply, bytes):
-                    more += len(reply) // _ITEM_BYTES
-                elif isinstance(reply, list):
-                    more += len(reply)
-                if items and items + more > _TURN_ITEMS:
-                    self._scheduler.reply(self._hand_on_some)
-                    return
-                items += more
-                self._replies.popleft()
-                self.answered_left_us = left_us
+                answered, self.answered_left_us, reply = self._replies.popleft()
                 try:
                     answered(reply)
                 except Exception as error:  # the other replies are handed on all the same
                     self._bugs.note("a reply from Redis could not be handled", error)
+                if self._replies and elapsed_us() >= until_us:
+                    self._scheduler.reply(self._hand_on_some)
+                    return
         except Exception as error:
             self._bugs.note("replies from Redis could not be handed on", error)
             self._handing_on = False

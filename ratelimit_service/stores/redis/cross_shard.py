@@ -9,10 +9,11 @@ What must not live here: which home a counter has, and what a server does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from ratelimit_service.algorithms import descriptors_of
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import DROPPED, Outcomes, Settled, Verdict, judge
@@ -163,8 +164,9 @@ class CrossShardRequest:
             # A descriptor in shadow mode counts in all of its limits or in none.
             over = [
                 index
-                for indexes, is_over in descriptors(hits, outcomes)
-                if is_over and hits[indexes[0]].mode is Mode.SHADOW
+                for indexes in descriptors_of(hits)
+                if hits[indexes[-1]].mode is Mode.SHADOW
+                and any(_over(hits[index], outcomes[index]) for index in indexes)
                 for index in indexes
             ]
         return {
@@ -232,22 +234,6 @@ class CrossShardRequest:
         self.settle(self.index, self.settled)
 
 
-def descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
-    """The indexes of the hits of each descriptor that charges, and whether it is over."""
-    groups: list[list[int]] = []
-    for index, hit in enumerate(hits):
-        if hit.refund:
-            continue
-        if hit.joined and groups:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return [
-        (indexes, any(_over(hits[index], outcomes[index]) for index in indexes))
-        for indexes in groups
-    ]
-
-
 def _over(hit: Hit, outcome: Outcome | None) -> bool:
     """Whether a hit has no room; without an outcome, whether its policy denies."""
     if outcome is None:
@@ -265,13 +251,15 @@ def shard_part_of(hits: Sequence[Hit], indexes: Sequence[int]) -> list[Hit]:
     if not quotas - set(indexes):
         quotas = set()  # all quotas are in this part, so it can be denied by them
     # A hit that is joined to one in another home begins a descriptor in this part.
-    first, part = 0, []
-    leaders = [first := first if hit.joined else index for index, hit in enumerate(hits)]
+    groups = descriptors_of(hits)
+    alone = {index for group in groups if group[-1] in quotas for index in group}
+    leaders = {index: group[0] for group in groups for index in group}
+    part: list[Hit] = []
     for number, index in enumerate(indexes):
+        hit, before = hits[index], leaders.get(indexes[number - 1]) if number else None
         if index in quotas:
-            # Not joined: joined hits in shadow mode would count together or not at all.
-            part.append(hits[index]._replace(mode=Mode.SHADOW, joined=False))
-        else:
-            joined = number > 0 and leaders[index] == leaders[indexes[number - 1]]
-            part.append(hits[index]._replace(joined=joined))
+            hit = hit._replace(mode=Mode.SHADOW)
+        # In a row joined hits in shadow mode would count together or not at all.
+        joined = before is not None and before == leaders.get(index) and index not in alone
+        part.append(hit._replace(joined=joined))
     return part

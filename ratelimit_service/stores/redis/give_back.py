@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ratelimit_service.model import Hit, Hold, Outcome, Receipt
+from ratelimit_service.model import Hit, Hold, Mode, Outcome, Receipt
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
@@ -74,17 +74,16 @@ def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
 
     Hits that counted without room were told how long to wait for room, not when their window ends.
     So their window is taken to be that of `at_us`. If the clock has stepped back it can be another
-    one, and the counter holds more rather than less. Of what a hit holds what it has taken is let
-    go of.
+    one, and the counter holds more rather than less. What was reserved is let go of.
     """
     if isinstance(hit.receipt, Hold):
-        return hit._replace(refund=True, addend=outcome.charged, joined=False)
+        return hit._replace(mode=Mode.ENFORCED, refund=True, addend=outcome.charged, joined=False)
     reset_us = outcome.reset_us
     if outcome.over:
         charge = hit.spec.algorithm.charge
         reset_us = charge(None, at_us, hit.addend, hit.spec, True, b"").reset_us
     receipt = Receipt(at_us, at_us + reset_us)
-    return hit._replace(refund=True, receipt=receipt, joined=False)
+    return hit._replace(mode=Mode.ENFORCED, refund=True, receipt=receipt, joined=False)
 
 
 def look(hit: Hit) -> Hit:
@@ -93,4 +92,6 @@ def look(hit: Hit) -> Hit:
     It is a refund of nothing. A charge of nothing would not do: on a counter beyond its limit it is
     told how long to wait for room instead.
     """
-    return hit._replace(addend=0, refund=True, count_denied=False, lease=b"", joined=False)
+    return hit._replace(
+        addend=0, mode=Mode.ENFORCED, refund=True, count_denied=False, lease=b"", joined=False
+    )

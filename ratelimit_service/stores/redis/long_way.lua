@@ -4,6 +4,7 @@
 
 local MAX_WAIT = 36028797018963968 -- 2^55: three of the longest windows
 local UNDO = 3
+local GRANT = 4
 local NO_LEASE = string.rep("\0", 8)
 
 local HAS_HOLD, SETTLES, CHARGED = 2, 4, 8
@@ -53,6 +54,9 @@ local function unpack_hit(key, at)
   hit.spec = spec
   spec.limit, spec.window, hit.addend, spec.algorithm, flags, at = struct.unpack(">I4dI4BB", packed, at)
   hit.mode = flags % 4
+  if spec.algorithm >= 128 then
+    spec.algorithm, hit.mode = spec.algorithm - 128, GRANT
+  end
   hit.count_denied = flags % 8 >= 4
   hit.refund = flags % 16 >= 8
   hit.joined = flags % 32 >= 16

@@ -1,10 +1,11 @@
-"""The one script: how hits become its arguments and its reply becomes outcomes."""
+"""The one script: how hits become its arguments, and its reply their outcomes."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,22 +17,13 @@ from ratelimit_service.model import (
     CounterSpec,
     Hit,
     Hold,
+    Mode,
     Outcome,
 )
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import PRIORITIES
+from ratelimit_service.stores.redis.batch import Batch
 
-__all__ = [
-    "HELD_KEYS",
-    "MAX_CALL_WEIGHT",
-    "SCRIPT",
-    "SHA",
-    "ScriptReply",
-    "Section",
-    "arguments",
-    "fits",
-    "read",
-    "weight",
-]
+__all__ = ["HELD_KEYS", "MAX_CALL_WEIGHT", "SCRIPT", "SHA", "ScriptCall", "weight"]
 
 MAX_CALL_WEIGHT: Final = 256
 """The most that one script call weighs, so that it holds Redis for a millisecond at most: 128 hits
@@ -48,6 +40,9 @@ _LEASE: Final = 128
 
 _HIT: Final = struct.Struct(">IdIBB")
 """A hit packed: limit, window in microseconds, addend, algorithm, mode and flags."""
+
+_GRANT: Final = 128
+"""Added to the algorithm's number, in place of a mode."""
 
 _REST_OF_SPEC: Final = struct.Struct(">IBHB")
 """With _MORE the rest of a spec: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
@@ -91,8 +86,9 @@ _MARKS: Final = bytes(range(2 * _LATE))
 _HEAD: Final = struct.Struct(">QQ")
 """How a reply begins: with the number of the call, and the server's time."""
 
-_OUTCOME: Final = struct.Struct(">?IQQ?")
-"""An outcome in a reply, with the fields of `Outcome` in their order. No server says `local`."""
+_OUTCOME: Final = struct.Struct(">?IQQx")
+"""An outcome in a reply: the first fields of `Outcome` in their order. The last byte says nothing.
+"""
 
 _HEAD_BYTES: Final = _HEAD.size
 _OUTCOME_BYTES: Final = _OUTCOME.size
@@ -209,66 +205,15 @@ def _rest(spec: CounterSpec, hold: Hold | None) -> bytes:
     return rest + b"".join([_OWN.pack(value) for value in spec.own]) + behind
 
 
-def weight(*requests: Sequence[Hit]) -> int:
-    """What requests may take of Redis' time at most, in units of some 4 microseconds."""
+def _looks_at_held(hit: Hit) -> bool:
+    """Whether the script looks at what is held beside a hit's counter."""
+    return hit[1].holds or isinstance(hit[9], Hold)
+
+
+def weight(hits: Sequence[Hit]) -> int:
+    """What a request may take of Redis' time at most, in units of some 4 microseconds."""
     known = _forms.get
-    return sum([(known(id(hit[1])) or _form(hit[1]))[4] for hits in requests for hit in hits])
-
-
-Section = tuple[int, Sequence[Sequence[Hit]]]
-"""Requests with one deadline: by the server's clock in microseconds, 0 for none."""
-
-
-def arguments(
-    sections: Sequence[Section], now_us: int, *, judge: bool = False, prefix: bytes = b""
-) -> list[bytes | int | str]:
-    """What follows the script's name in EVAL and EVALSHA: keys, time, and the packed hits.
-
-    With `judge` the time `now_us` counts. Without it Redis' own time does, and `now_us` only says
-    which periods of a calendar to send; Redis picks one of them. Hits are packed into one argument.
-    Each request begins with the number of its hits. After a section's deadline only its refunds
-    count. In the server the `prefix` stands before each key.
-    """
-    keys: list[bytes | int | str] = [0]
-    held: list[bytes] = []
-    packed: list[bytes] = []
-    last_us = 0
-    for not_after_us, requests in sections:
-        if not_after_us != last_us:
-            last_us = not_after_us
-            packed.append(_DEADLINE.pack(0, not_after_us))
-        _pack(requests, now_us, keys, packed, held)
-    keys += [key + behind for key in held for behind in HELD_KEYS]
-    if prefix:
-        keys = [prefix + key if isinstance(key, bytes) else key for key in keys]
-    keys[0] = len(keys) - 1
-    return [*keys, now_us if judge else "", b"".join(packed)]
-
-
-def _pack(
-    requests: Sequence[Sequence[Hit]],
-    now_us: int,
-    keys: list[bytes | int | str],
-    packed: list[bytes],
-    held: list[bytes],
-) -> None:
-    """Appends the keys and the packed hits of these requests, and to `held` keys that hold."""
-    known = _forms.get
-    for hits in requests:
-        led, start = len(hits), len(packed)
-        packed.append(_LEADS[1])
-        for hit in hits:
-            key, spec, addend, mode, count_denied, refund, lease, joined, _, _ = hit
-            keys.append(key)
-            form = known(id(spec)) or _form(spec)
-            if form[2] or addend != 1 or mode or count_denied or refund or lease or joined:
-                part, at_once = _packed(hit, form, now_us, held)
-                packed.append(part)
-                led |= at_once
-            else:
-                packed.append(form[3])
-        if led != 1:
-            packed[start] = _LEADS[led] if led < _MOST_LEADS else led.to_bytes(2, "big")
+    return sum([(known(id(hit[1])) or _form(hit[1]))[4] for hit in hits])
 
 
 _MOST_LEADS: Final = 64
@@ -276,17 +221,21 @@ _LEADS: Final = [count.to_bytes(2, "big") for count in range(_MOST_LEADS)]
 """The first bytes of a request, by its number of hits."""
 
 
-def _packed(hit: Hit, form: _Form, now_us: int, held: list[bytes]) -> tuple[bytes, int]:
+_SINGLE: Final = (1, Mode.ENFORCED, False, False, b"", False)
+"""What nearly all hits have between their spec and their policy."""
+
+
+def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     """A hit packed, and whether its request is settled at once."""
-    key, spec, addend, mode, count_denied, refund, lease, joined, _, receipt = hit
+    _, spec, addend, mode, count_denied, refund, lease, joined, _, receipt = hit
     _, number, rest, single, _ = form
-    if spec.holds or (receipt is not None and isinstance(receipt, Hold)):
-        held.append(key)
-    if receipt is not None and isinstance(receipt, Hold):
-        rest, receipt = _rest(spec, receipt), None
-    elif single and addend == 1 and not (mode or count_denied or refund or lease or joined):
+    if single and hit[2:8] == _SINGLE:
         return single, _SETTLED
+    if isinstance(receipt, Hold):
+        rest, receipt = _rest(spec, receipt), None
     flags: int = mode
+    if mode is Mode.GRANT:
+        flags, number = 0, number + _GRANT
     flags |= _COUNT_DENIED * count_denied | _REFUND * refund | _JOINED * joined
     if rest:
         flags |= _MORE
@@ -304,62 +253,149 @@ def _packed(hit: Hit, form: _Form, now_us: int, held: list[bytes]) -> tuple[byte
     return part, _SETTLED if rest or flags != mode or not addend else 0
 
 
-class ScriptReply(NamedTuple):
-    """What the script has replied."""
+class ScriptCall:
+    """One call of the script, from the first request that it charges to what its reply says."""
+
+    __slots__ = (
+        "_held",
+        "_keys",
+        "_not_after_us",
+        "_packed",
+        "at_us",
+        "damaged",
+        "found",
+        "late",
+        "now_us",
+        "number",
+        "parts",
+        "priority",
+        "sent_us",
+        "weight",
+        "within",
+    )
 
     at_us: int
-    """The server's time."""
-    outcomes: list[Outcomes]
-    """One for each hit of each request; None if the hit came after its deadline."""
-    damaged: list[bytes]
+    """Once a reply is read: the server's time."""
+    found: Iterator[Outcome | None]
+    """The outcome of each hit of each request; None if the hit came after its deadline."""
+    damaged: Sequence[bytes]
     """The keys of counters that started again from nothing, because their state was impossible."""
     late: bool
     """Whether any hit came after its deadline."""
     within: bool
     """Whether no hit is over, and each has an outcome."""
 
+    def __init__(self, number: int, now_us: int, sent_us: int = 0) -> None:
+        """The script sends `number` back, so that a reply is known to be this call's.
 
-def fits(reply: object, requests: Sequence[Sequence[Hit]], number: int) -> bool:
-    """Whether a reply without an error is the reply to the call with this number."""
-    if not isinstance(reply, bytes):
-        return False
-    count = sum(map(len, requests))
-    rest = len(reply) - _HEAD_BYTES - count * _OUTCOME_BYTES
-    return rest in (0, count) and int.from_bytes(reply[:8], "big") == number
+        At the wall clock's `now_us` it is decided which periods of a calendar to send; Redis picks
+        one of them. `sent_us` is by `elapsed_us`.
+        """
+        self.number = number
+        self.now_us = now_us
+        self.sent_us = sent_us
+        self.parts: list[tuple[Batch, Sequence[int]]] = []
+        """Which requests of which batches these are."""
+        self.priority = PRIORITIES - 1
+        """The smallest one of these batches."""
+        self.weight = 0
+        self._keys: list[bytes] = []
+        self._held: list[bytes] = []
+        """Those of them beside which the script looks at what is held."""
+        self._packed: list[bytes] = []
+        self._not_after_us = 0
 
+    def add(
+        self, batch: Batch, indexes: Sequence[int], not_after_us: int = 0, beside: int = 0
+    ) -> int:
+        """Adds the first ones of these requests, and returns how many: as many as fit.
 
-def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None:
-    """Reads a reply that fits these requests; None if the script cannot have said that."""
-    if not isinstance(reply, bytes):
-        return None
-    count = sum(map(len, requests))
-    end = _HEAD_BYTES + count * _OUTCOME_BYTES
-    packed, marks = reply[_HEAD_BYTES:end], reply[end:]
-    overs = packed[::_OUTCOME_BYTES]
-    if (
-        overs.strip(b"\0\1")
-        or packed[_WAIT_AT::_OUTCOME_BYTES].strip(b"\0")
-        or packed[_OUTCOME_BYTES - 1 :: _OUTCOME_BYTES].strip(b"\0")
-        or marks.strip(_MARKS)
-    ):
-        return None
-    at_us = int.from_bytes(reply[8:_HEAD_BYTES], "big")
-    flat: Outcomes = [
-        Outcome(over, remaining, reset_us, charged)
-        for over, remaining, reset_us, charged, _ in _OUTCOME.iter_unpack(packed)
-    ]
-    damaged, late = [], False
-    if marks:
-        keys = (hit.key for hits in requests for hit in hits)
-        damaged = [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
-        late = max(marks) >= _LATE
-        flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
-    within = not late and b"\1" not in overs
-    if len(flat) == len(requests):
-        return ScriptReply(at_us, [[outcome] for outcome in flat], damaged, late, within)
-    outcomes: list[Outcomes] = []
-    at = 0
-    for hits in requests:
-        outcomes.append(flat[at : at + len(hits)])
-        at += len(hits)
-    return ScriptReply(at_us, outcomes, damaged, late, within)
+        After `not_after_us`, by the server's clock, only their refunds count; 0 for no deadline.
+        What is sent together with this call weighs as much as `beside`. If that is nothing, the
+        first request fits in any case.
+        """
+        known, requests = _forms.get, batch.requests
+        keys: list[bytes] = []
+        packed: list[bytes] = []
+        if not_after_us != self._not_after_us:
+            packed.append(_DEADLINE.pack(0, not_after_us))
+        weight = beside + self.weight
+        count = 0
+        for index in indexes:
+            hits = requests[index]
+            led, start, lighter = len(hits), len(packed), weight
+            packed.append(_LEADS[1])
+            for hit in hits:
+                spec = hit[1]
+                form = known(id(spec)) or _form(spec)
+                keys.append(hit[0])
+                weight += form[4]
+                if hit[2:8] == _SINGLE and not form[2]:
+                    packed.append(form[3])
+                else:
+                    part, at_once = _packed(hit, form, self.now_us)
+                    packed.append(part)
+                    led |= at_once
+                    if _looks_at_held(hit):
+                        self._held.append(hit[0])
+            if weight > MAX_CALL_WEIGHT and lighter:
+                weight = lighter
+                del packed[start:], keys[len(keys) - len(hits) :]
+                held = len(self._held) - sum(map(_looks_at_held, hits))
+                del self._held[held:]
+                break
+            count += 1
+            if led != 1:
+                packed[start] = _LEADS[led] if led < _MOST_LEADS else led.to_bytes(2, "big")
+        if count:
+            self.parts.append((batch, indexes[:count]))
+            self.priority = min(self.priority, batch.urgency.priority)
+            self._not_after_us = not_after_us
+            self._keys += keys
+            self._packed += packed
+            self.weight = weight - beside
+        return count
+
+    def arguments(
+        self, *, judge: bool = False, prefix: bytes = b""
+    ) -> tuple[bytes | int | str, ...]:
+        """What follows the script's name in EVAL and EVALSHA: keys, time, and the packed hits.
+
+        With `judge` the time `now_us` counts, without it Redis' own. Hits are packed into one
+        argument, and each request begins with the number of its hits. In the server the `prefix`
+        stands before each key.
+        """
+        keys = self._keys
+        if self._held:
+            keys = keys + [key + behind for key in self._held for behind in HELD_KEYS]
+        if prefix:
+            keys = [prefix + key for key in keys]
+        return len(keys), *keys, self.now_us if judge else "", b"".join(self._packed)
+
+    def read(self, reply: object) -> bool:
+        """Reads a reply; returns whether it can be what the script says to this call."""
+        count = len(self._keys)
+        end = _HEAD_BYTES + count * _OUTCOME_BYTES
+        if not isinstance(reply, bytes) or len(reply) - end not in (0, count):
+            return False
+        number, self.at_us = _HEAD.unpack_from(reply)
+        packed, marks = reply[_HEAD_BYTES:end], reply[end:]
+        overs = packed[::_OUTCOME_BYTES]
+        if (
+            number != self.number
+            or overs.strip(b"\0\1")
+            or packed[_WAIT_AT::_OUTCOME_BYTES].strip(b"\0")
+            or marks.strip(_MARKS)
+        ):
+            return False
+        self.found = starmap(Outcome, _OUTCOME.iter_unpack(packed))
+        self.within = b"\1" not in overs
+        self.damaged, self.late = (), False
+        if marks:
+            keys = zip(self._keys, marks, strict=True)
+            self.damaged = [key for key, mark in keys if mark & _DAMAGED]
+            self.late = max(marks) >= _LATE
+            found = zip(self.found, marks, strict=True)
+            self.found = iter([None if mark & _LATE else one for one, mark in found])
+            self.within = self.within and not self.late
+        return True

@@ -218,9 +218,9 @@ class Server:
 
         The call was made at `sent_us`, and the answer is looked at now, both by `elapsed_us`.
         """
-        self.breaker.answered(connection.answered_left_us)
         self.clock.learn(at_us, sent_us, now_us)
-        if self._fault_at is not None:
+        if self._fault_at is not None:  # else it was not late either
+            self.breaker.answered(connection.answered_left_us)
             self._calm_down()
 
     def _calm_down(self) -> None:

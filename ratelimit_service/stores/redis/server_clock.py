@@ -24,6 +24,10 @@ class ServerClock:
             return self.given()
         return now_us() if self.ahead_us is None else elapsed_us() + self.ahead_us
 
+    def wall_us(self) -> int:
+        """The time by which calendars are looked up, roughly the server's."""
+        return self.given() if self.given else now_us()
+
     def elapsed_at(self, at_us: int) -> int:
         """The moment by `elapsed_us` at which the clock will show `at_us`.
 

@@ -77,6 +77,7 @@ class Shard:
         self._router = router
         self._on_processes = on_processes
         self._key_prefix = key_prefix = config.key_prefix
+        self.stats = config.stats
         self.server = Server(address, process, self, config)
         if router is None:
             self._batches = Batches(self.server, config.stats, key_prefix, redirect=self._refused)

@@ -37,6 +37,7 @@ from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.config import Layout, ShardConfig
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.divided import DividedCharge
 from ratelimit_service.stores.redis.give_back import GivenBack
 from ratelimit_service.stores.redis.script import HELD_KEYS
 from ratelimit_service.stores.redis.shard import Home, Shard
@@ -123,7 +124,7 @@ class RedisStore:
             self._find, self._find_all = self._find_by_window, self._find_all_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
             (self._only,) = self._first.shards
-        self._waiting: list[tuple[int, int, Charge]] = []
+        self._waiting: list[tuple[int, int, Charge | DividedCharge]] = []
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -265,28 +266,36 @@ class RedisStore:
         if not requests:
             done([])
             return
-        now = elapsed_us()
-        due_us, patience_us = now + self._timeout_us, self._timeout_us
+        now, patience_us = elapsed_us(), self._timeout_us
+        look_us = due_us = now + patience_us
         if deadline_us < due_us:
             # The caller waits for less than the server may take. Half of that is for the server.
-            patience_us = (deadline_us - now + 1) // 2
-        # A charge has a deadline in any case: NEVER is for what is held while a server is away.
-        deadline_us = min(deadline_us, now + _LONGEST_US)
+            look_us, patience_us = deadline_us, (deadline_us - now + 1) // 2
+        elif deadline_us > now + _LONGEST_US:
+            # There is one in any case: NEVER is for what is held while a server is away.
+            deadline_us = now + _LONGEST_US
         urgency = Urgency(deadline_us, due_us, patience_us, priority)
-        charge = Charge(requests, done, wanted, urgency, self._stats, self._given_back)
-        if deadline_us <= now:
-            # The caller is to be answered at once, so this process is late and no server is.
-            charge.give_up(self._find_all, self._only, "overloaded")
-            return
-        only = self._only
-        charge.start(self._find_all, None if only is None or only.by_slot else only)
+        only, is_late = self._only, deadline_us <= now
+        charge: Charge | DividedCharge
+        # If it is late already the caller is to be answered at once. No server is to blame.
+        if only is not None and not only.by_slot:
+            charge = Charge(only, requests, done, wanted, urgency, self._given_back)
+            if is_late:
+                charge.failed(range(len(requests)), "overloaded")
+            else:
+                only.charge(charge)
+        else:
+            charge = DividedCharge(requests, done, wanted, urgency, self._stats, self._given_back)
+            if is_late:
+                charge.give_up(self._find_all, "overloaded")
+            else:
+                charge.start(self._find_all)
         if charge.finished:
             return
         waiting = self._waiting
         while waiting and waiting[0][2].finished:
             heapq.heappop(waiting)
         self._number += 1
-        look_us = min(deadline_us, due_us)
         heapq.heappush(waiting, (look_us, self._number, charge))
         if self._timer is None or look_us < self._timer_due_us:
             self._wait_until(look_us, now)
@@ -379,7 +388,7 @@ class RedisStore:
         if waiting:
             self._wait_until(waiting[0][0], elapsed_us())
 
-    def _end(self, charge: Charge, read_us: int) -> None:
+    def _end(self, charge: Charge | DividedCharge, read_us: int) -> None:
         """Ends a charge without an answer of its servers."""
         try:
             charge.expire(read_us)
