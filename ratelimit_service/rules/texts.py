@@ -30,6 +30,8 @@ def limit_text(limit: Limit) -> str:
         words.append(f"only when {schedule_text(limit.schedule)}")
     if limit.count_denied:
         words.append("denied hits count")
+    if limit.reservations is not None:
+        words.append("takes reservations")
     return ", ".join(words)
 
 
