@@ -75,7 +75,7 @@ def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: R
     beside = total - max(0, own) if hit.spec.holds else 0
     step = hit.spec.algorithm.charge(state, now_us, beside + hits, hit.spec, False, b"")
     more = 0
-    if step.passed and hits and own != SETTLED and hit.spec.holds:
+    if step.passed and hits and own != SETTLED and hit.spec.holds and hold.ttl_us:
         life_us = hold.ttl_us
         if hold.charged:  # had it been charged then, it would count for so long
             then_us = now_us + life_us
@@ -157,7 +157,8 @@ def _settle(
     step = algorithm.charge(state, now_us, hit.addend, hit.spec, True, b"")
     if not step.counted and step.remaining and not step.passed:
         step = algorithm.charge(state, now_us, step.remaining, hit.spec, False, b"")
-    _note(hit, SETTLED, hold.ttl_us, total - own, changes)
+    if hold.ttl_us:
+        _note(hit, SETTLED, hold.ttl_us, total - own, changes)
     held = min(own, hit.spec.limit)
     return Step(own > 0, step.state, held, step.reset_us, 0, step.counted, step.damaged)
 

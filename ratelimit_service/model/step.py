@@ -29,7 +29,8 @@ class Hold(NamedTuple):
     The hit's lease names the hold. A hit that reserves holds its addend for `ttl_us`; with
     `charged` until that would stop counting, had it been charged at the end of that time. A hit
     that `settles` ends the hold and counts its addend, once: the id is remembered for `ttl_us`. On
-    a limit without reservations to reserve is only to ask.
+    a limit without reservations to reserve is only to ask. So it is with a `ttl_us` of 0, and a
+    settled id is not remembered then.
     """
 
     ttl_us: int

@@ -50,7 +50,9 @@ local function settle_hold(hit, state, now, changes, total, own)
   if step.counted == 0 and step.remaining > 0 and not step.passed then
     step = charge(state, now, step.remaining, hit.spec, false, "")
   end
-  note(hit, SETTLED, hit.hold.ttl, total - own, changes)
+  if hit.hold.ttl > 0 then
+    note(hit, SETTLED, hit.hold.ttl, total - own, changes)
+  end
   step.passed, step.remaining, step.retry = own > 0, math.min(own, hit.spec.limit), 0
   return step
 end
@@ -63,7 +65,7 @@ local function reserve(hit, state, now, changes, total, own)
   local beside = spec.holds and total - math.max(0, own) or 0
   local step = charge(state, now, beside + hits, spec, false, "")
   local more = 0
-  if step.passed and hits > 0 and own ~= SETTLED and spec.holds then
+  if step.passed and hits > 0 and own ~= SETTLED and spec.holds and hit.hold.ttl > 0 then
     local life = hit.hold.ttl
     if hit.hold.charged then
       life = life + charge(false, now + life, hits, spec, true, "").reset

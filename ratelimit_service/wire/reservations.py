@@ -1,0 +1,127 @@
+"""Kuadrant's messages: reserve and commit, as requests of ours, and what is answered.
+
+What must not live here: what is held, and for how long (`service.reserving`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ratelimit_service.errors import BadRequestError
+from ratelimit_service.model import MAX_ADDEND
+from ratelimit_service.wire.messages import (
+    RateLimitRequest,
+    RateLimitResponse,
+    message_class,
+    parsed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ratelimit_service.wire.generated.kuadrant.service.ratelimit.v1.ratelimit_pb2 import (
+        CommitRequest,
+        CommitResponse,
+        ReserveRequest,
+        ReserveResponse,
+    )
+    from ratelimit_service.wire.messages import RateLimitDescriptor
+else:
+    _PACKAGE: Final = "kuadrant.service.ratelimit.v1"
+    ReserveRequest = message_class(f"{_PACKAGE}.ReserveRequest")
+    ReserveResponse = message_class(f"{_PACKAGE}.ReserveResponse")
+    CommitRequest = message_class(f"{_PACKAGE}.CommitRequest")
+    CommitResponse = message_class(f"{_PACKAGE}.CommitResponse")
+
+__all__ = [
+    "RESERVING_METHODS",
+    "RESERVING_SERVICE",
+    "CommitRequest",
+    "CommitResponse",
+    "ReserveRequest",
+    "ReserveResponse",
+    "Reserving",
+    "encode_code",
+    "encode_committed",
+    "encode_reserved",
+    "read_asked",
+    "read_commit",
+    "read_reserve",
+]
+
+RESERVING_SERVICE: Final = "kuadrant.service.ratelimit.v1.RateLimitService"
+RESERVING_METHODS: Final = ("CheckRateLimit", "Report", "Reserve", "Commit")
+
+
+class Reserving(NamedTuple):
+    """What is to be held or settled: a serialized RateLimitRequest, whose descriptors all bring it.
+
+    Without an id it is a new reservation, or settles none. A time to live of 0 is the longest.
+    """
+
+    body: bytes
+    hits: int
+    id: str = ""
+    ttl_us: int = 0
+
+
+def read_reserve(message: bytes) -> Reserving:
+    """Reads a ReserveRequest. Raises BadRequestError if it is none, or holds too much."""
+    request = parsed(ReserveRequest, message)
+    ttl_us = request.ttl.seconds * 1_000_000 + request.ttl.nanos // 1_000
+    if request.HasField("ttl") and ttl_us <= 0:
+        raise BadRequestError("ttl", "ttl is none: leave it out, or send more than 0 seconds")
+    body = _body(request.domain, request.descriptors, _amount("amount", request.amount))
+    return Reserving(body, request.amount, request.reservation_id, ttl_us)
+
+
+def read_commit(message: bytes) -> Reserving:
+    """Reads a CommitRequest. Raises BadRequestError if it is none, or counts too much."""
+    request = parsed(CommitRequest, message)
+    hits = _amount("actual_amount", request.actual_amount)
+    body = _body(request.domain, request.descriptors, hits)
+    return Reserving(body, hits, request.reservation_id)
+
+
+def read_asked(message: bytes) -> Reserving:
+    """Reads a RateLimitRequest that asks or reports: without a number it is of one hit."""
+    request = parsed(RateLimitRequest, message)
+    hits = request.hits_addend or 1
+    for descriptor in request.descriptors:
+        descriptor.is_negative_hits = False
+        if not descriptor.HasField("hits_addend"):
+            descriptor.hits_addend.value = hits
+    return Reserving(request.SerializeToString(), hits)
+
+
+def encode_reserved(passes: bool, reservation_id: str) -> bytes:
+    """A ReserveResponse."""
+    code = RateLimitResponse.OK if passes else RateLimitResponse.OVER_LIMIT
+    return ReserveResponse(code=code, reservation_id=reservation_id).SerializeToString()
+
+
+def encode_committed(released: bool) -> bytes:
+    """A CommitResponse."""
+    return CommitResponse(reservation_released=released).SerializeToString()
+
+
+def encode_code(passes: bool) -> bytes:
+    """A RateLimitResponse that says nothing but whether there is room."""
+    code = RateLimitResponse.OK if passes else RateLimitResponse.OVER_LIMIT
+    return RateLimitResponse(overall_code=code).SerializeToString()
+
+
+def _amount(name: str, hits: int) -> int:
+    if hits > MAX_ADDEND:
+        raise BadRequestError(
+            "amount", f"{name} is {hits}: at most {MAX_ADDEND} hits are counted at once"
+        )
+    return hits
+
+
+def _body(domain: str, descriptors: Iterable[RateLimitDescriptor], hits: int) -> bytes:
+    request = RateLimitRequest(domain=domain, descriptors=descriptors)
+    for descriptor in request.descriptors:
+        descriptor.hits_addend.value = hits
+        descriptor.is_negative_hits = False
+    return request.SerializeToString()
