@@ -44,13 +44,30 @@ __all__ = [
     "encode_code",
     "encode_committed",
     "encode_reserved",
+    "marked",
     "read_asked",
     "read_commit",
     "read_reserve",
+    "unmarked",
 ]
 
 RESERVING_SERVICE: Final = "kuadrant.service.ratelimit.v1.RateLimitService"
 RESERVING_METHODS: Final = ("CheckRateLimit", "Report", "Reserve", "Commit")
+
+_MARK: Final = b"\0"
+"""No RateLimitRequest begins with it."""
+
+
+def marked(method: str, message: bytes) -> bytes:
+    """A message to one of these methods, for where requests to decide go."""
+    return _MARK + bytes([RESERVING_METHODS.index(method)]) + message
+
+
+def unmarked(body: bytes) -> tuple[str, bytes] | None:
+    """The method and the message of a body that `marked` has made; None of a RateLimitRequest."""
+    if body[:1] != _MARK or len(body) < len(_MARK) + 1:
+        return None
+    return RESERVING_METHODS[body[1]], body[2:]
 
 
 class Reserving(NamedTuple):
