@@ -233,6 +233,16 @@ async def test_many_ended_holds_are_let_go_of_some_at_a_time(
     assert left == [828, 956, 1_000]
 
 
+async def test_nothing_is_left_in_redis(redis_store: RedisStore, redis_server: RedisServer) -> None:
+    """All keys expire, also those that were emptied and are written again."""
+    client = redis.Redis.from_url(redis_server.url)
+    held = reserve(WINDOW, 6)
+    for asked in (held, held._replace(refund=True), held, settle(WINDOW, 1), settle(WINDOW, 1)):
+        await one(redis_store, asked)
+
+        assert all(0 < client.pttl(key) < 5 * MINUTE // 1_000 for key in client.scan_iter())
+
+
 STEPS = 20_000
 PAUSES_US = [0, 0, 1, 999_999, 7 * SECOND, TTL, MINUTE // 2, MINUTE, -1, -SECOND]
 

@@ -83,11 +83,12 @@ end
 local holding = {}
 
 function holding.charge(hit, state, now, changes)
-  local total = amount(hit.key, "", changes)
   if not hit.hold then
+    local total = amount(hit.key, "", changes)
     return charge_beside(hit, state, now, hit.addend, total, hit.count_denied, hit.lease)
   end
   local own = amount(hit.key, hit.lease, changes)
+  local total = amount(hit.key, "", changes)
   return (hit.hold.settles and settle_hold or reserve)(hit, state, now, changes, total, own)
 end
 

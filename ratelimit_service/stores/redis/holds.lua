@@ -1,9 +1,9 @@
 -- What is held beside counters, in Redis. A sorted set behind each counter's key, with ~h, has the ids by when they
--- end; a hash, with ~a, what each of them holds, and in the field t the sum. -1 stands for an id that was settled.
--- Expects the time `now`. What has ended is let go of when it is read, some at a time.
+-- end; a hash, with ~a, what each of them holds, in the field t the sum, and in e when both keys may go. -1 stands for
+-- an id that was settled. Expects the time `now`. What has ended is let go of when it is read, some at a time.
 
 local ENDED_AT_ONCE = 128
-local TOTAL = "t"
+local TOTAL, ENDS = "t", "e"
 
 local function text_of(number)
   return string.format("%.0f", number)
@@ -13,6 +13,10 @@ local function listed(reply)
   return reply.err and {} or reply
 end
 
+local function number_of(text)
+  return type(text) == "string" and tonumber(text) or 0
+end
+
 local function expire(set, hash)
   local ended = listed(redis.pcall("ZRANGEBYSCORE", set, "-inf", text_of(now), "LIMIT", 0, ENDED_AT_ONCE))
   if #ended == 0 then
@@ -20,7 +24,7 @@ local function expire(set, hash)
   end
   local sum = 0
   for _, hits in ipairs(redis.call("HMGET", hash, unpack(ended))) do
-    sum = sum + math.max(0, tonumber(hits) or 0)
+    sum = sum + math.max(0, number_of(hits))
   end
   redis.call("ZREM", set, unpack(ended))
   redis.call("HDEL", hash, unpack(ended))
@@ -29,55 +33,63 @@ local function expire(set, hash)
   end
 end
 
-local holds, known, expired = {}, {}, {}
+local holds, known = {}, {}
 
 -- What an id holds beside a counter; with "" all that is held.
 function holds.read(key, id)
-  local name = id .. "\0" .. key
-  local hits = known[name]
-  if not hits then
-    if not expired[key] then
-      expire(key .. "~h", key .. "~a")
-      expired[key] = true
-    end
-    hits = redis.pcall("HGET", key .. "~a", id == "" and TOTAL or id)
-    hits = type(hits) == "string" and tonumber(hits) or 0
-    known[name] = hits
+  local held = known[key]
+  if not held then
+    expire(key .. "~h", key .. "~a")
+    local found = listed(redis.pcall("HMGET", key .. "~a", TOTAL, ENDS, id))
+    held = { ends = number_of(found[2]), hits = { [id] = number_of(found[3]) } }
+    held.hits[""] = number_of(found[1])
+    known[key] = held
+  elseif not held.hits[id] then
+    held.hits[id] = number_of(redis.pcall("HGET", key .. "~a", id))
   end
-  return hits
+  return held.hits[id]
 end
 
-local function write(change)
-  local set, hash = change.key .. "~h", change.key .. "~a"
-  known[change.id .. "\0" .. change.key] = change.state
+-- Writes one change: its hash field is added to `fields`. Returns when the hold ends, if it has got another end.
+local function write(change, fields)
+  known[change.key].hits[change.id] = change.state
   if change.id == "" then
-    redis.pcall("HSET", hash, TOTAL, text_of(change.state))
+    fields[#fields + 1], fields[#fields + 2] = TOTAL, text_of(change.state)
   elseif change.state == 0 then
-    redis.pcall("ZREM", set, change.id)
-    redis.pcall("HDEL", hash, change.id)
+    redis.pcall("ZREM", change.key .. "~h", change.id)
+    redis.pcall("HDEL", change.key .. "~a", change.id)
   else
-    redis.pcall("HSET", hash, change.id, text_of(change.state))
+    fields[#fields + 1], fields[#fields + 2] = change.id, text_of(change.state)
     if change.life then
-      redis.pcall("ZADD", set, text_of(now + change.life), change.id)
+      redis.pcall("ZADD", change.key .. "~h", text_of(now + change.life), change.id)
+      return now + change.life
     end
   end
+  return 0
 end
 
--- Writes what is held, and takes that out of the changes. Both keys are gone a second after the last hold.
+-- Writes what is held, and takes that out of the changes. Both keys are gone some time after the last hold.
 function holds.write(changes)
-  local touched = {}
+  local of = {}
   for name, change in pairs(changes) do
     if change.id then
-      write(change)
-      touched[change.key] = true
+      local fields = of[change.key] or { ends = 0 }
+      of[change.key] = fields
+      fields.ends = math.max(fields.ends, write(change, fields))
       changes[name] = nil
     end
   end
-  for key in pairs(touched) do
-    local last = listed(redis.pcall("ZREVRANGE", key .. "~h", 0, 0, "WITHSCORES"))[2]
-    local life = last and math.ceil((tonumber(last) - now) / 1000) + 1000 or 0
-    for _, behind in ipairs({ "~h", "~a" }) do
-      redis.pcall("PEXPIRE", key .. behind, text_of(math.max(0, life)))
+  for key, fields in pairs(of) do
+    local held, longer = known[key], fields.ends > known[key].ends
+    if longer then
+      held.ends = 2 * fields.ends - now -- later holds that last as long need not write this again
+      fields[#fields + 1], fields[#fields + 2] = ENDS, text_of(held.ends)
+    end
+    redis.pcall("HSET", key .. "~a", unpack(fields))
+    local kept = text_of(math.max(0, math.ceil((held.ends - now) / 1000)) + 1000)
+    redis.pcall("PEXPIRE", key .. "~h", kept) -- a set that was empty is a new key
+    if longer then
+      redis.pcall("PEXPIRE", key .. "~a", kept)
     end
   end
 end
