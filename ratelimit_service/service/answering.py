@@ -100,6 +100,8 @@ class Answering:
                 self.give_back(one, each)
         if within:
             self._stats.decisions["ok"] += within
+        if self._rare_log.uncounted:
+            self._rare_log.say_uncounted()
         return answers
 
     def give_back(self, planned: PlannedRequest, settled: Settled) -> None:
@@ -138,7 +140,7 @@ class Answering:
             note_unkept(planned.plans, each, self._note)
         listed = decision.metadata.get("by_policy") if decision.metadata else None
         if isinstance(listed, list):
-            self._rare_log.by_policy(listed[0]["policy"])
+            self._rare_log.uncounted[listed[0]["policy"]] += 1
         return answer
 
     def _refuse(
@@ -147,7 +149,7 @@ class Answering:
         self._stats.refusals[reason] += 1
         if verdict is Verdict.FAILED:
             self._stats.policy_decisions[FailurePolicy.ERROR] += 1
-            self._rare_log.by_policy(FailurePolicy.ERROR)
+            self._rare_log.uncounted[FailurePolicy.ERROR] += 1
             return refusal if planned.hits else _NEVER_LOADED
         return refusal
 
@@ -199,5 +201,5 @@ class Answering:
         )
         limiter.tally_plain(planned.plans, settled, self._stats, callers)
         if plain.by_policy:
-            self._rare_log.by_policy(plain.by_policy[0][1])
+            self._rare_log.uncounted[plain.by_policy[0][1]] += 1
         return answer

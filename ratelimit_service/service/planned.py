@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import urandom
-from typing import Final
 
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
@@ -12,23 +11,7 @@ from ratelimit_service.model import Hit, Request
 from ratelimit_service.stores import Settled
 from ratelimit_service.wire import EncodedLimit
 
-__all__ = ["UNKNOWN", "PlannedRequest", "Untouched", "banned", "leased"]
-
-
-class Untouched:
-    """Says of requests of a domain that no override takes any of their descriptors.
-
-    It `holds` until a change of overrides that may take one: then nothing is known of them.
-    """
-
-    __slots__ = ("holds",)
-
-    def __init__(self, holds: bool) -> None:
-        self.holds = holds
-
-
-UNKNOWN: Final = Untouched(holds=False)
-"""Of a request that nobody has compared with the overrides. It never holds."""
+__all__ = ["PlannedRequest", "banned", "leased"]
 
 
 class PlannedRequest:
@@ -75,8 +58,8 @@ class PlannedRequest:
         self.settled = settled
         self.lease = lease
         self.ban_us = ban_us
-        self.untouched = UNKNOWN
-        """Whether overrides need not be asked about it; read only while there are any."""
+        self.untouched = 0
+        """The generation of overrides of which none takes it; 0 if nobody has looked yet."""
 
 
 def leased(planned: PlannedRequest) -> PlannedRequest:

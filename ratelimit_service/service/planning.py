@@ -18,7 +18,7 @@ from ratelimit_service.rules.matchers.effort import EffortSpentError
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.memo import Memo
-from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched
+from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
@@ -57,8 +57,9 @@ class Planning:
         """Of others, such as long ones."""
         self._met_odd = False
         """Whether an odd part was planned since this was last looked at."""
-        self.untouched: Callable[[wire.Split], Untouched] | None = None
-        """What is known of overrides that take a request of plain descriptors, if there are any."""
+        self.untouched: Callable[[wire.Split], int] | None = None
+        """What `PlannedRequest.untouched` is of a request of plain descriptors, if there are any
+        overrides."""
         self._templates = Memo[PlanTemplate](_TEMPLATES)
         self.leases = False
         """Whether any request has taken leases yet."""
@@ -74,7 +75,7 @@ class Planning:
                 if plans:
                     planned = self._request_of(plans, None)
                     if self.untouched is not None:
-                        planned.untouched = UNKNOWN if self._met_odd else self.untouched(split)
+                        planned.untouched = 0 if self._met_odd else self.untouched(split)
                         self._met_odd = False
                     if remembered:
                         self.requests.put(body, snapshot.number, planned)

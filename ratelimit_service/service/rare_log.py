@@ -33,8 +33,9 @@ class RareLog:
         """`stats` say why requests were not counted."""
         self._stats = stats
         self._domains: set[str] = set()
-        self._uncounted: Counter[str] = Counter()
-        """Requests decided by failure policy since the log last said so, by policy."""
+        self.uncounted: Counter[str] = Counter()
+        """Requests decided by failure policy since the log last said so, by policy (the first, of
+        several)."""
         self._throttle = LogThrottle(_EVERY_US, clock)
         self._reasons_said: Counter[str] = Counter()
         """Why hits were not counted, up to then."""
@@ -49,15 +50,12 @@ class RareLog:
                 extra={"fields": {"domain": domain[:_MOST_CHARACTERS]}},
             )
 
-    def by_policy(self, policy: str) -> None:
-        """A request was decided without a count, by this policy (the first, of several)."""
-        self._uncounted[policy] += 1
-        if self._throttle.take():
-            self._say_uncounted()
-
-    def _say_uncounted(self) -> None:
+    def say_uncounted(self) -> None:
+        """Says what is `uncounted`, if it has not said so lately."""
+        if not self._throttle.take():
+            return
         reasons = self._stats.uncounted_so_far()
-        split, why = dict(self._uncounted), dict(reasons - self._reasons_said)
+        split, why = dict(self.uncounted), dict(reasons - self._reasons_said)
         number = sum(split.values())
         log.warning(
             "%s decided by failure policy, not by count (%s): %s",
@@ -66,7 +64,7 @@ class RareLog:
             f"why, by hits: {_listed(why)}" if why else "/healthcheck says why",
             extra={"fields": {"requests": number, "policies": split, "reasons": why}},
         )
-        self._uncounted.clear()
+        self.uncounted.clear()
         self._reasons_said = reasons
 
 

@@ -189,7 +189,7 @@ class Service:
         planned = self._planning.requests.get(body, number)
         if planned is None or not planned.hits or planned.leasing:
             return None
-        if self.steering.active and not planned.untouched.holds:
+        if self.steering.active and planned.untouched != self.steering.generation:
             return None
         settled = self._known_over(planned.hits)
         return None if settled is None else (planned, settled)

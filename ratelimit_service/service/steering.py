@@ -1,9 +1,8 @@
 """Overrides in the way of a request: which are in force here, and what they make of its plan.
 
-A plan of the rules is remembered as always. While no override takes its request the plan says so
-itself (`Asked.untouched`), and nothing is looked up here. A request that some override takes is
-looked up here, by its bytes. So a change of overrides drops no plan of the rules. What is known of
-requests is dropped for the domains of the changed overrides only. What must not live here: where
+A plan of the rules is remembered as always. One that no override takes has the number of the
+generation of overrides in which that was found, and nothing is looked up here until they change. A
+request that some override takes is looked up here, by its bytes. What must not live here: where
 overrides are kept (`stores`), and what they make of a plan (`limiter.apply_overrides`).
 """
 
@@ -26,7 +25,7 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.giving_back import give_back
 from ratelimit_service.service.granting import SpentGrants, granted
 from ratelimit_service.service.memo import Memo
-from ratelimit_service.service.planned import UNKNOWN, PlannedRequest, Untouched, banned
+from ratelimit_service.service.planned import PlannedRequest, banned
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Wanted
@@ -34,9 +33,6 @@ from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Want
 __all__ = ["Steered", "Steering"]
 
 _REMEMBERED: Final = 1 << 14
-_MOST_DOMAINS: Final = 4_096
-"""So many domains are known to have untouched requests; then all that is found out again."""
-
 _MANY: Final = 64
 """Descriptors of a request that takes several turns."""
 
@@ -57,6 +53,10 @@ class Steered(NamedTuple):
     granted: bool = False
     banned: bool = False
     bans_end_us: int | None = None
+
+
+_UNTOUCHED: Final = Steered(0, NEVER_US)
+"""Of a request that none takes, until overrides change."""
 
 
 class _Domain:
@@ -90,6 +90,8 @@ class Steering:
     def __init__(self, settings: Settings, store: Store, planning: Planning) -> None:
         self.active = 0
         """How many there are: decisions pay nothing else while this is 0."""
+        self.generation = 0
+        """Another number after each change, and never 0 while there are any."""
         self._settings = settings
         self._store = store
         self._planning = planning
@@ -100,8 +102,6 @@ class Steering:
         """The same by their names in UTF-8, with which nearly all of their requests begin."""
         self._numbers = count(1)
         self._memo: Memo[Steered] | None = None
-        self._untouched: dict[bytes, Untouched] = {}
-        """What untouched requests of a domain have, by its name in UTF-8."""
 
     def add(self, overrides: Iterable[Override]) -> None:
         """Puts these in force, from the next decision on."""
@@ -110,7 +110,7 @@ class Steering:
             self._likely[_coded(override.domain)] = domain
             domain.overrides.add(override)
             domain.note(override, 1)
-            self._change(override.domain, domain, 1)
+            self._change(domain, 1)
 
     def remove(self, overrides: Iterable[Override]) -> None:
         """Takes these, which were added before, out of force."""
@@ -118,19 +118,16 @@ class Steering:
             domain = self._domains[override.domain]
             domain.overrides.remove(override)
             domain.note(override, -1)
-            self._change(override.domain, domain, -1)
+            self._change(domain, -1)
             if not domain.overrides.known:
                 del self._domains[override.domain]
                 del self._likely[_coded(override.domain)]
 
-    def _change(self, name: str, domain: _Domain, change: int) -> None:
+    def _change(self, domain: _Domain, change: int) -> None:
         """Hears of one override more or less in a domain."""
-        domain.number = next(self._numbers)
+        domain.number = self.generation = next(self._numbers)
         self.active += change
         self._planning.untouched = self._untouched_of if self.active else None
-        untouched = self._untouched.pop(_coded(name), None)
-        if untouched is not None:
-            untouched.holds = False
 
     def meeting(self, domain: str, entries: Sequence[Entry], now_us: int) -> list[Override]:
         """The overrides that take a descriptor now, the first one first."""
@@ -150,9 +147,9 @@ class Steering:
         """
         touched: list[Steered | None] | None = None
         for index, one in enumerate(planned):
-            if isinstance(one, PlannedRequest) and not one.untouched.holds:
+            if isinstance(one, PlannedRequest) and one.untouched != self.generation:
                 steered = self._steered(bodies[index], one, snapshot, now_us)
-                if steered is not None and steered.planned is not None:
+                if steered.planned is not None:
                     found = steered.planned
                     if steered.bans_end_us is not None:
                         found = banned(found, steered.bans_end_us - now_us)
@@ -227,23 +224,20 @@ class Steering:
 
     def _steered(
         self, body: bytes, planned: PlannedRequest, snapshot: Snapshot, now_us: int
-    ) -> Steered | None:
-        """What overrides make of a request; None if none can take it."""
+    ) -> Steered:
+        """What overrides make of a request."""
         steered = self._known(body, snapshot, now_us)
-        if steered is not None:
-            return steered
-        split = wire.split_request(body)
-        domain = self._domain(body, split)
-        if domain is not None:
-            return self._look(body, planned, split, domain, snapshot, now_us)
-        if split is not None and split.domain in snapshot.domains:
-            planned.untouched = self._held(split.name)
-        return None
+        if steered is None:
+            split = wire.split_request(body)
+            domain = self._domain(body, split)
+            steered = self._look(body, split, domain, snapshot, now_us) if domain else _UNTOUCHED
+        if steered is _UNTOUCHED:
+            planned.untouched = self.generation
+        return steered
 
     def _look(
         self,
         body: bytes,
-        planned: PlannedRequest,
         split: wire.Split | None,
         domain: _Domain,
         snapshot: Snapshot,
@@ -271,34 +265,22 @@ class Steering:
             steered = Steered(
                 now_us, found.until_us, changed, found.granted, found.banned, found.bans_end_us
             )
-        elif split is not None and not any(taking):
-            planned.untouched = self._held(split.name)
+        elif not any(taking):
+            steered = _UNTOUCHED
         memo.put(body, domain.number, steered)
         return steered
 
-    def _untouched_of(self, split: wire.Split) -> Untouched:
+    def _untouched_of(self, split: wire.Split) -> int:
         """What is known of a request of plain descriptors, without reading its entries."""
-        name = split.name
-        domain = self._likely.get(name)
+        domain = self._likely.get(split.name)
         if domain is not None:
             if domain.others:
-                return UNKNOWN
+                return 0
             taken, at = domain.descriptors, split.descriptor_at
             for part in split.parts:
                 if part[at : at + 2 + part[at + 1]] in taken:
-                    return UNKNOWN
-        return self._held(name)
-
-    def _held(self, name: bytes) -> Untouched:
-        """What untouched requests of a domain have."""
-        untouched = self._untouched.get(name)
-        if untouched is None:
-            if len(self._untouched) >= _MOST_DOMAINS:
-                for each in self._untouched.values():
-                    each.holds = False
-                self._untouched.clear()
-            untouched = self._untouched[name] = Untouched(holds=True)
-        return untouched
+                    return 0
+        return self.generation
 
 
 def _taking(body: bytes, split: wire.Split | None, domain: _Domain) -> Sequence[Sequence[Override]]:

@@ -7,7 +7,7 @@ here: how hits are counted (`algorithms`), and what callers are told (`limiter`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum, auto
+from enum import Enum
 from typing import Final
 
 from ratelimit_service.algorithms import denying
@@ -22,24 +22,24 @@ Outcomes = list[Outcome | None]
 class Verdict(Enum):
     """What becomes of a request."""
 
-    WITHIN = auto()
+    WITHIN = 1, True
     """It passes, and the store has counted every hit below its limit, as nearly always."""
-    ADMITTED = auto()
+    ADMITTED = 2, True
     """It passes, though a hit is over its limit, or was not counted by the store."""
-    DENIED = auto()
+    DENIED = 3, False
     """It does not pass: a limit is over, or a failure policy denies."""
-    FAILED = auto()
+    FAILED = 4, False
     """It gets an error: the store gave no answer, and the failure policy is `error`."""
-    DROPPED = auto()
+    DROPPED = 5, False
     """It was not charged, since its caller had stopped waiting."""
-    BROKEN = auto()
+    BROKEN = 6, False
     """It was not charged, and no failure policy applies: a fault of the store's own, which is in
     the log."""
 
-    @property
-    def passes(self) -> bool:
+    def __init__(self, number: int, passes: bool) -> None:
+        self.number = number
+        self.passes = passes
         """Whether the request is admitted."""
-        return self is Verdict.WITHIN or self is Verdict.ADMITTED
 
 
 class Settled:

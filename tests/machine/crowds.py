@@ -192,6 +192,7 @@ class CrowdMachine(Machine):
     """A walk with steps on which eight calls are under way at once."""
 
     world: Crowded
+    grants = False
 
     @rule(
         wishes=st.lists(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,13 +14,23 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Mode
 from tests.machine import walk
-from tests.machine.answers import FAILED, Answer, Asked
+from tests.machine.answers import FAILED, Answer, Asked, Counted
 from tests.machine.meaning import Alone, Identity, Override, Rule, Settings
 from tests.machine.model import Model
 from tests.machine.walk import Requested
 from tests.machine.world import DOMAIN, SEAMS, Told, World
+
+
+def told_of_grants(hits: Sequence[Hit], counted: tuple[Counted, ...]) -> tuple[Counted, ...]:
+    """The same, without the resets of grants that have taken nothing: nobody is told of these."""
+    if len(hits) != len(counted):
+        return counted
+    return tuple(
+        one._replace(reset_us=0) if hit.mode is Mode.GRANT and not one.counted else one
+        for hit, one in zip(hits, counted, strict=True)
+    )
 
 
 class Machine(RuleBasedStateMachine):
@@ -32,6 +43,9 @@ class Machine(RuleBasedStateMachine):
 
     world: World
 
+    grants = True
+    """Whether operators grant hits."""
+
     @initialize(settings=walk.settings, policy=walk.policies, rules=walk.rules)
     def begin(self, settings: Settings, policy: str, rules: list[Rule]) -> None:
         self.settings, self.policy, self.fresh = settings, policy, 0
@@ -43,6 +57,9 @@ class Machine(RuleBasedStateMachine):
         """Begins in an empty world."""
         self.world.begin(self.settings, self.policy)
         self.model = Model(DOMAIN, self.settings)
+        self.model.now = self.now
+        self.lost: set[Identity] = set()
+        """The counters that were lost, of which processes may know that they were full."""
         self.alone: dict[int, Model] = {}
         """What processes count that have lost their store."""
         self.keys: dict[Identity, bytes] = {}
@@ -140,8 +157,34 @@ class Machine(RuleBasedStateMachine):
 
     def hold(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> None:
         """Holds what was told against the model, and notes what it tells."""
+        self.leave_out(descriptors, hits, one)
         self.compare(descriptors, one, self.expected(number, descriptors, hits, one))
         self.note(one)
+
+    def leave_out(self, descriptors: list[Asked], hits: int, one: Told) -> None:
+        """Has the models leave out the grants that the process knows to be spent.
+
+        It may know that only of those that were spent.
+        """
+        models = (self.model, *self.alone.values())
+        for each in models:
+            each.left_out = frozenset()
+        if not one.hits:
+            return
+        keys, left_out = iter([hit.key for hit in one.hits]), set()
+        meant = self.model.meanings(descriptors, hits)
+        for grants in [grants for each in meant for grants in each.grants]:
+            asked = list(takewhile(lambda key: key[10:11] == b"+", keys))
+            for grant in grants:
+                if any(key[11:19] == b"%08x" % grant.made for key in asked):
+                    continue
+                left_out.add(grant.name)
+                counters = [each.counters.get(grant.name) for each in models]
+                assert grant.name in self.lost or any(
+                    each and not each.remaining(grant.terms, self.now) for each in counters
+                ), f"{grant} was left out, and is not spent"
+        for each in models:
+            each.left_out = frozenset(left_out)
 
     def note(self, one: Told) -> None:
         """Notes what a request tells for those after it."""
@@ -190,6 +233,7 @@ class Machine(RuleBasedStateMachine):
         if one.dropped:
             self.drop_request(number, descriptors, hits, one)
             return
+        self.leave_out(descriptors, hits, one)
         expected = self.expected(number, descriptors, hits, one)
         self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
         self.note(one)
@@ -233,15 +277,43 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """An operator says something of a descriptor, or of all whose last value begins so."""
         self.idle = self.settings.shadow_mode or self.settings.quota_mode
+        if not self.idle:
+            self.put_in_force(self.asked(wish._replace(addend=None)), kind, number, wide=wide)
+            self.ask_then(then)
+
+    @rule(
+        wish=walk.wish,
+        number=st.sampled_from([2, 1, 7]),
+        wide=st.booleans(),
+        requests=walk.requests,
+        process=st.integers(0, 1),
+    )
+    def grant(
+        self,
+        wish: walk.Wish,
+        number: int,
+        wide: bool,
+        requests: list[tuple[list[walk.Wish], int]],
+        process: int,
+    ) -> None:
+        """An operator grants hits to one who then asks, or to all whose last value begins so."""
+        self.idle = not self.grants or self.settings.shadow_mode or self.settings.quota_mode
         if self.idle:
             return
-        (*before, (key, value)) = self.asked(wish._replace(addend=None)).entries
+        asked = self.asked(wish._replace(addend=None, limit=None))
+        self.put_in_force(asked, "grant", number, wide=wide)
+        for wishes, hits in requests:
+            self.decide([([asked, *map(self.asked, wishes)], hits)], process)
+
+    def put_in_force(self, asked: Asked, kind: str, number: int, *, wide: bool) -> None:
+        """Makes an override."""
+        (*before, (key, value)) = asked.entries
         self.overridden += 1
         entries = (*before, (key, value[:1] + "*" if wide else value))
-        one = Override(kind, entries, number, self.overridden)
+        at = self.now if kind == "grant" else 0
+        one = Override(kind, entries, number, self.overridden, at)
         self.model.overrides.append(one)
         self.world.steer(one)
-        self.ask_then(then)
 
     @rule(which=st.integers(0, 9), then=walk.requested)
     def remove_override(self, which: int, then: Requested) -> None:
@@ -273,6 +345,7 @@ class Machine(RuleBasedStateMachine):
         assert done == self.reaches(process, name), "a reset needs the counter's server"
         if done:
             del self.model.counters[name]
+            self.lost.add(name)
 
     def reaches(self, process: int, name: Identity) -> bool:
         """Whether a process can ask the server of a counter."""
@@ -308,11 +381,13 @@ class Machine(RuleBasedStateMachine):
     def drop(self, name: Identity) -> None:
         """Has the service and the model forget a counter."""
         del self.model.counters[name]
+        self.lost.add(name)
         self.world.forget(self.keys[name])
 
     def compare(self, descriptors: list[Asked], one: Told, expected: Answer) -> None:
         """Holds an answer against the model's."""
-        got = one.answer
+        got = one.answer._replace(counted=told_of_grants(one.hits, one.answer.counted))
+        expected = expected._replace(counted=told_of_grants(one.hits, expected.counted))
         if self.model.delay_us % 1_000 == 1 and expected.delay_ms:
             # "exact to a microsecond": that can be the one above a whole millisecond.
             fewer = expected._replace(delay_ms=expected.delay_ms - 1)
@@ -363,7 +438,7 @@ class Machine(RuleBasedStateMachine):
         if now != self.now and not all(each.may_be(now) for each in models):
             return False
         for each in models:
-            each.latest = max(each.latest, now)
+            each.latest, each.now = max(each.latest, now), now
         self.world.clock.now_us = now
         self.world.moved()
         return True

@@ -75,6 +75,7 @@ class FailingMachine(Machine):
         self.alone[process] = Model(DOMAIN, self.model.settings)
         self.alone[process].load(self.written)
         self.alone[process].overrides = self.model.overrides
+        self.alone[process].now = self.now
 
     @rule(
         request=walk.request,
@@ -192,6 +193,7 @@ class LosingMachine(Machine):
     """
 
     world: Losing
+    grants = False
 
     def start(self, rules: list[Rule]) -> None:
         self.away: set[tuple[int, int]] = set()
@@ -419,6 +421,7 @@ class FullMachine(Machine):
             if counter.used(counter.terms, self.now):
                 lost.append(f"{key!r}: {vars(counter)}")
             del self.model.counters[name]
+            self.lost.add(name)
         told = self.world.put_out - self.put_out
         assert len(lost) <= told, "\n".join([f"{told} told, {len(lost)} lost:", *lost])
         self.put_out = self.world.put_out

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tests.machine.answers import Asked, Counted
-from tests.machine.terms import Terms
+from tests.machine.terms import SECOND, Terms, period
 
 Rule = Mapping[str, Any]
 """A descriptor of a rule file, as YAML has it."""
@@ -75,13 +75,15 @@ class Alone(NamedTuple):
 
 
 class Override(NamedTuple):
-    """What an operator has said of a descriptor: a `ban`, an `exempt`, or a `limit`."""
+    """What an operator has said of a descriptor: a `ban`, an `exempt`, a `limit` or a `grant`."""
 
     kind: str
     entries: tuple[tuple[str, str], ...]
     number: int
     made: int
     """Its place among all that were made."""
+    at: int = 0
+    """When a grant was made."""
 
     def takes(self, entries: Sequence[tuple[str, str]]) -> bool:
         """It takes descriptors "that have just these keys, in this order"; `*` is any text."""
@@ -91,14 +93,34 @@ class Override(NamedTuple):
         )
 
     @property
-    def precedence(self) -> tuple[bool, int, int]:
+    def precedence(self) -> tuple[bool, int, int, int]:
         """The first of several decides.
 
         "Exact ones come before patterns. Then a ban comes before an exempt, an exempt before a
-        limit [...]. Then [...] the newer before the older."
+        limit, a limit before a grant. Then [...] the newer before the older."
         """
         wide = any("*" in value for _, value in self.entries)
-        return wide, ("ban", "exempt", "limit").index(self.kind), -self.made
+        kind = ("ban", "exempt", "limit", "grant").index(self.kind)
+        return wide, kind, -(self.at or self.made), self.made
+
+    def end(self, terms: Terms) -> int:
+        """Until when a grant gives hits of a limit.
+
+        "A grant ends with the window in which it was made [...]. With sliding windows, logs,
+        buckets, and windows from the first hit, a grant ends a window's length after it was made."
+        """
+        if terms.algorithm == "fixed_window" and not terms.first_hit:
+            return period(terms, self.at)[1]
+        return self.at + terms.window_us
+
+
+class Grant(NamedTuple):
+    """Extra hits of one limit, which are counted by themselves."""
+
+    name: Identity
+    terms: Terms
+    made: int
+    """As in `Override`."""
 
 
 @dataclass
@@ -111,6 +133,8 @@ class Meant:
     terms: list[Terms] = field(default_factory=list)
     counters: list[Identity] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
+    grants: list[list[Grant]] = field(default_factory=list)
+    """Of each limit, those that are spent before it, in their order."""
     unlimited: bool = False
     shadow: bool = False
     quota: bool = False
@@ -127,8 +151,24 @@ class Meant:
     """Whether its hits are what was used: they count whoever denies."""
     lease: str = ""
     results: list[Counted] = field(default_factory=list)
+    """Of each limit, with what its grants have."""
+    counted: list[Counted] = field(default_factory=list)
+    """Of each grant and each limit by itself, a limit behind its grants."""
     delays: list[int] = field(default_factory=list)
     """Of each limit, how long what was in front of the hits takes to leak."""
+
+    @property
+    def names(self) -> list[Identity]:
+        """The counters of its grants and limits, in the order of `counted`."""
+        return [
+            name
+            for counter, grants in zip(self.counters, self.grants, strict=True)
+            for name in (*(grant.name for grant in grants), counter)
+        ]
+
+    def uncount(self) -> None:
+        """Nothing of it is counted."""
+        self.terms, self.counters, self.hits, self.grants = [], [], [], []
 
     @property
     def known_over(self) -> bool:
@@ -165,15 +205,19 @@ def meanings(
     rules: Sequence[Rule],
     settings: Settings,
     share: int = 1,
-    overrides: Sequence[Override] = (),
+    overrides: tuple[Sequence[Override], int] = ((), 0),
 ) -> list[Meant]:
-    """What each descriptor of a request means; each of `share` processes gets its part."""
+    """What each descriptor of a request means; each of `share` processes gets its part.
+
+    `overrides` are those that there are, and what time it is.
+    """
     meant = [_meant(asked, hits, rules, settings, share) for asked in descriptors]
     _replace(meant)
     for one, asked in zip(meant, descriptors, strict=True):
-        taking = [each for each in overrides if each.takes(asked.entries)]
+        one.grants = [[] for _ in one.terms]
+        taking = [each for each in overrides[0] if each.takes(asked.entries)]
         if taking:
-            _steer(one, min(taking, key=lambda each: each.precedence))
+            _override(one, sorted(taking, key=lambda each: each.precedence), overrides[1])
     if any(one.banned for one in meant):
         # "The request is denied, and nothing of it is counted"; "Only hits that it gives back".
         # "Other descriptors of the request show no counts then".
@@ -181,34 +225,72 @@ def meanings(
             one.unlimited = False
             if not one.refund:
                 one.exempt = False
-                one.terms, one.counters, one.hits = [], [], []
+                one.uncount()
     return meant
 
 
-def _steer(one: Meant, override: Override) -> None:
-    """What an operator has said: "The first one decides"."""
-    if override.kind == "limit":
-        # "Another number of requests holds. It is counted on as before [...]. A bucket's burst
-        # grows and shrinks with it."
-        for at, terms in enumerate(one.terms):
-            burst = terms.burst
-            if burst is not None:
-                burst = -(-burst * override.number // terms.requests_per_unit)
-            number = override.number
-            one.terms[at] = replace(terms, requests_per_unit=number, burst=burst)
+def _override(one: Meant, taking: Sequence[Override], now: int) -> None:
+    """What an operator has said: "The first one decides".
+
+    "If it is a limit or a grant, bans and exempts that come after it do nothing [...]: the first
+    limit holds, and the grants are added to it, eight at most for one caller."
+    """
+    override = taking[0]
+    if override.kind in ("limit", "grant"):
+        limits = [each for each in taking if each.kind == "limit"]
+        if limits:
+            _relimit(one, limits[0])
+        _grant(one, [each for each in taking if each.kind == "grant"][:8], now)
     elif not one.refund:
         one.banned = override.kind == "ban"
         one.exempt = override.kind == "exempt" and bool(one.terms)
         if one.exempt:
             # "The descriptor passes, and is not counted."
             one.uncounted = True
-            one.terms, one.counters, one.hits = [], [], []
+            one.uncount()
     elif override.kind == "exempt":
         # "an exempt caller gives none back, since none were counted": leases from before are.
         one.hits = [
             hits if terms.algorithm == "concurrency" else 0
             for hits, terms in zip(one.hits, one.terms, strict=True)
         ]
+
+
+def _grant(one: Meant, grants: Sequence[Override], now: int) -> None:
+    """Rule: "So many extra hits [...]. They are spent before the limit's own".
+
+    "Where `concurrency` counts, a grant raises the limit instead."
+    """
+    for at, (name, terms) in enumerate(zip(one.counters, one.terms, strict=True)):
+        held = [each for each in grants if now < each.end(terms)]
+        if terms.algorithm == "concurrency":
+            number = terms.requests_per_unit + sum(each.number for each in held)
+            one.terms[at] = replace(terms, requests_per_unit=number)
+        elif not one.refund:
+            one.grants[at] = [
+                Grant((name, "grant", each.made), _granted(each, terms), each.made) for each in held
+            ]
+
+
+def _granted(grant: Override, terms: Terms) -> Terms:
+    """How its hits are counted: from the first one on, for longer than the grant lives."""
+    seconds = -(-(grant.end(terms) - grant.at) // SECOND)
+    least = 1 if terms.window_us == SECOND else 2
+    return Terms(
+        grant.number, "second", first_hit=True, share=terms.share, units=max(least, seconds)
+    )
+
+
+def _relimit(one: Meant, override: Override) -> None:
+    """Another number holds."""
+    # "Another number of requests holds. It is counted on as before [...]. A bucket's burst
+    # grows and shrinks with it."
+    for at, terms in enumerate(one.terms):
+        burst = terms.burst
+        if burst is not None:
+            burst = -(-burst * override.number // terms.requests_per_unit)
+        number = override.number
+        one.terms[at] = replace(terms, requests_per_unit=number, burst=burst)
 
 
 def _meant(asked: Asked, hits: int, rules: Sequence[Rule], settings: Settings, share: int) -> Meant:
@@ -301,7 +383,7 @@ def _replace(meant: Sequence[Meant]) -> None:
     for one in meant:
         if one.rule and not one.unlimited and named & {terms.name for terms in one.terms}:
             one.rule = None
-            one.terms, one.counters, one.hits = [], [], []
+            one.uncount()
 
 
 def _matches(pattern: str, value: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from tests.machine.answers import (
     FAILED,
@@ -24,7 +25,17 @@ from tests.machine.answers import (
     would_pass,
 )
 from tests.machine.counting import Counter, Leases, counter_of
-from tests.machine.meaning import Alone, Away, Identity, Meant, Override, Rule, Settings, meanings
+from tests.machine.meaning import (
+    Alone,
+    Away,
+    Grant,
+    Identity,
+    Meant,
+    Override,
+    Rule,
+    Settings,
+    meanings,
+)
 from tests.machine.terms import Terms
 
 UNLIMITED = 2**32 - 1
@@ -40,6 +51,10 @@ class Model:
         self.overrides: list[Override] = []
         """What operators have said."""
         self.counters: dict[Identity, Counter] = {}
+        self.now = 0
+        """The time that it is."""
+        self.left_out: frozenset[Identity] = frozenset()
+        """Grants that a process does not ask for, as it knows that nothing is left of them."""
         self.latest = 0
         """The latest time that any request came at."""
         self.last: list[Identity] = []
@@ -72,11 +87,11 @@ class Model:
         """
         self.latest = max(self.latest, now)
         meant = self.meanings(descriptors, hits)
-        self.last = [name for one in meant for name in one.counters]
+        self.last = [name for one in meant for name in one.names]
         for one in meant:
             if alone and one.shadow and one.terms:
                 one.uncounted = True
-                one.terms, one.counters, one.hits = [], [], []
+                one.uncount()
         denied = self._settle(meant, now, lease)
         return self._answer(meant, denied, now)
 
@@ -113,6 +128,7 @@ class Model:
             one.terms = [each for each, known in zip(one.terms, there, strict=True) if known]
             one.counters = [each for each, known in zip(one.counters, there, strict=True) if known]
             one.hits = [each for each, known in zip(one.hits, there, strict=True) if known]
+            one.grants = [[] for _ in one.terms]
         denied = self._settle(meant, now, lease, policy)
         told = self._answer(meant, denied, now)
         if _fails(meant, policy):
@@ -153,6 +169,7 @@ class Model:
             one.terms = [one.terms[at] for at in alone]
             one.counters = [one.counters[at] for at in alone]
             one.hits = [one.hits[at] for at in alone]
+            one.grants = [[] for _ in one.terms]
         self._settle(meant, now, "", policy)
 
     def give_back(self, now: int, name: Identity, hits: int, lease: str) -> int:
@@ -217,7 +234,7 @@ class Model:
     def without(self, descriptors: Sequence[Asked], hits: int, policy: str) -> Answer:
         """What a request comes to that no store counts: "`open` allows, `closed` denies"."""
         meant = self.meanings(descriptors, hits)
-        self.last = [name for one in meant for name in one.counters]
+        self.last = [name for one in meant for name in one.names]
         if policy == "error" and any(one.terms and not (one.refund or one.shadow) for one in meant):
             # "`error` fails the call with UNAVAILABLE"
             return FAILED
@@ -239,7 +256,7 @@ class Model:
         self.last = [name for one in meant for name in one.counters]
         found = iter(results)
         for one in meant:
-            one.results = [next(found) for _ in one.terms]
+            one.results = one.counted = [next(found) for _ in one.terms]
             # What meets no rule, or an unlimited or a replaced one, has nothing to ask.
             for terms in one.terms:
                 assert not any((one.refund, one.shadow, one.quota, self.settings.shadow_mode))
@@ -250,12 +267,19 @@ class Model:
     def named(self, descriptors: Sequence[Asked], at: int) -> str:
         """One of the counters of a request, for its reader."""
         meant = self.meanings(descriptors, 0)
-        names = [name for one in meant for name in one.counters]
+        names = [name for one in meant for name in one.names]
         found = self.counters.get(names[at])
         return f"{names[at]}: {vars(found) if found else None}"
 
     def meanings(self, descriptors: Sequence[Asked], hits: int) -> list[Meant]:
-        return meanings(descriptors, hits, self.rules, self.settings, self.share, self.overrides)
+        overrides = self.overrides, self.now
+        meant = meanings(descriptors, hits, self.rules, self.settings, self.share, overrides)
+        for one in meant:
+            one.grants = [
+                [grant for grant in grants if grant.name not in self.left_out]
+                for grants in one.grants
+            ]
+        return meant
 
     # What is counted.
 
@@ -281,35 +305,39 @@ class Model:
             scratch[name].look(now)
             return scratch[name]
 
-        # "With `is_negative_hits` the hits are given back [...] always answered OK, and applied
-        # before and even if the rest of the request is denied."
-        for one in meant:
-            if one.refund:
-                for name, terms, hits in zip(one.counters, one.terms, one.hits, strict=True):
-                    at = counter(name, terms)
-                    given = at.give(terms, now, hits, one.lease)
-                    one.results.append(
-                        Counted(False, at.remaining(terms, now), at.reset(terms, now), given)
-                    )
+        _give_back(meant, counter, now)
         committed = {name: each.copy() for name, each in scratch.items()}
 
         charging = [one for one in meant if not one.refund and one.terms]
         for one in charging:
             before = {name: each.copy() for name, each in scratch.items()}
-            for name, terms, hits in zip(one.counters, one.terms, one.hits, strict=True):
+            for name, terms, hits, grants in zip(
+                one.counters, one.terms, one.hits, one.grants, strict=True
+            ):
+                taken = _spend(one, grants, counter, now, hits)
+                more = sum(each.remaining for each in one.counted[len(one.counted) - len(grants) :])
                 at = counter(name, terms)
                 one.delays.append(at.reset(terms, now) if terms.max_wait_us else 0)
                 passed = at.passes(terms, now, hits)
                 remaining = at.remaining(terms, now)
+                if taken:
+                    # "They are spent before the limit's own, and are not counted by it."
+                    own = _look(at, terms, now)
+                    one.counted.append(own)
+                    found = own._replace(remaining=min(UNLIMITED, remaining + more), counted=hits)
+                    one.results.append(found)
+                    continue
                 wait = 0 if passed else at.wait(terms, now, hits)
                 counted = hits if passed or (self._always(one, terms) and _any(at)) else 0
                 at.take(terms, now, counted, lease)
                 if passed:
-                    one.results.append(
-                        Counted(False, remaining - hits, at.reset(terms, now), counted)
-                    )
+                    own = Counted(False, remaining - hits, at.reset(terms, now), counted)
                 else:
-                    one.results.append(Counted(True, remaining, wait, counted))
+                    own = Counted(True, remaining, wait, counted)
+                one.counted.append(own)
+                # "The remaining hits that answers show have those of all grants in them."
+                both = min(UNLIMITED, own.remaining + more)
+                one.results.append(own if own.over else own._replace(remaining=both))
             if one.over and (one.shadow or (self.settings.shadow_mode and not one.quota)):
                 # Limits of one descriptor "are charged all or none", and a shadow denies nothing.
                 # "A rule that is both is a shadow"; other quotas "count every hit".
@@ -339,24 +367,37 @@ class Model:
         lease: str,
     ) -> None:
         """Counts what counts in any case; what then is left is what is shown."""
-        counted = {}
-        for number, one in enumerate(ones):
-            for place, (name, terms, hits) in enumerate(
-                zip(one.counters, one.terms, one.hits, strict=True)
+        for one in ones:
+            places = _places(one)
+            for place, (name, terms, hits) in zip(
+                places, zip(one.counters, one.terms, one.hits, strict=True), strict=True
             ):
-                at = counter(name, terms)
+                at, own = counter(name, terms), one.counted[place]
+                granted = any(one.counted[each].counted for each in _before(one, place))
                 taken = self._always(one, terms) and (at.passes(terms, now, hits) or _any(at))
+                taken = taken and not granted
                 at.take(terms, now, hits if taken else 0, lease)
-                counted[number, place] = hits if taken else 0
-        for number, one in enumerate(ones):
-            for place, (name, terms) in enumerate(zip(one.counters, one.terms, strict=True)):
-                result = one.results[place]._replace(counted=counted[number, place])
-                if not result.over:
-                    at = counter(name, terms)
-                    result = result._replace(
+                one.counted[place] = own._replace(counted=hits if taken else 0)
+        for one in ones:
+            for limit, place in enumerate(_places(one)):
+                grants = one.grants[limit]
+                for at_grant, grant in enumerate(grants, place - len(grants)):
+                    at = counter(grant.name, grant.terms)
+                    one.counted[at_grant] = one.counted[at_grant]._replace(
+                        counted=0,
+                        remaining=at.remaining(grant.terms, now),
+                        reset_us=at.reset(grant.terms, now),
+                    )
+                own, terms = one.counted[place], one.terms[limit]
+                if not own.over:
+                    at = counter(one.counters[limit], terms)
+                    own = own._replace(
                         remaining=at.remaining(terms, now), reset_us=at.reset(terms, now)
                     )
-                one.results[place] = result
+                    one.counted[place] = own
+                    more = sum(each.remaining for each in one.counted[place - len(grants) : place])
+                    own = own._replace(remaining=min(UNLIMITED, own.remaining + more))
+                one.results[limit] = own
 
     def _denied(self, meant: Sequence[Meant]) -> bool:
         """Whether the request is denied.
@@ -432,7 +473,7 @@ class Model:
             soft,
             -(-self.delay_us // 1_000) if delays else None,
             leased,
-            tuple(result for one in meant for result in one.results),
+            tuple(result for one in meant for result in one.counted),
             queue=self._queue(meant) if denied else "",
         )
 
@@ -443,6 +484,68 @@ def _count_alone(one: Meant, away: Sequence[Away | None]) -> None:
         if each is not None:
             one.counters[at] = Alone(each.process, each.shard, one.counters[at])
             one.terms[at] = replace(one.terms[at], share=each.share)
+
+
+def _give_back(
+    meant: Sequence[Meant], counter: Callable[[Identity, Terms], Counter], now: int
+) -> None:
+    """Applies what is given back."""
+    # "With `is_negative_hits` the hits are given back [...] always answered OK, and applied
+    # before and even if the rest of the request is denied."
+    for one in meant:
+        if one.refund:
+            for name, terms, hits in zip(one.counters, one.terms, one.hits, strict=True):
+                at = counter(name, terms)
+                given = at.give(terms, now, hits, one.lease)
+                one.results.append(
+                    Counted(False, at.remaining(terms, now), at.reset(terms, now), given)
+                )
+            one.counted = list(one.results)
+
+
+def _spend(
+    one: Meant,
+    grants: Sequence[Grant],
+    counter: Callable[[Identity, Terms], Counter],
+    now: int,
+    hits: int,
+) -> bool:
+    """Has the first grant with room take the hits; returns whether there is one.
+
+    "A request with several hits takes them from the grant or from the limit, not some from each."
+    """
+    taken = False
+    for grant in grants:
+        terms = grant.terms
+        at = counter(grant.name, terms)
+        if not taken and at.passes(terms, now, hits):
+            at.take(terms, now, hits, "")
+            one.counted.append(Counted(False, at.remaining(terms, now), at.reset(terms, now), hits))
+            taken = True
+        elif taken:
+            one.counted.append(_look(at, terms, now))
+        else:
+            left = at.remaining(terms, now)
+            one.counted.append(Counted(False, left, at.wait(terms, now, hits), 0))
+    return taken
+
+
+def _look(at: Counter, terms: Terms, now: int) -> Counted:
+    """What is told of a counter that is only looked at."""
+    passes = at.passes(terms, now, 0)
+    until = at.reset(terms, now) if passes else at.wait(terms, now, 0)
+    return Counted(False, at.remaining(terms, now), until, 0)
+
+
+def _places(one: Meant) -> list[int]:
+    """Where the limits' own results are in `counted`."""
+    return [at - 1 for at in accumulate(len(grants) + 1 for grants in one.grants)]
+
+
+def _before(one: Meant, place: int) -> range:
+    """Where the results of a limit's grants are, which stand before its own."""
+    limit = _places(one).index(place)
+    return range(place - len(one.grants[limit]), place)
 
 
 def _fails(meant: Sequence[Meant], policy: str) -> bool:

@@ -39,10 +39,12 @@ class Terms:
     name: str = ""
     share: int = 1
     """Of how many processes each gets its part."""
+    units: int = 1
+    """How many of its unit a window is long."""
 
     @property
     def window_us(self) -> int:
-        return UNIT_SECONDS[self.unit] * SECOND
+        return self.units * UNIT_SECONDS[self.unit] * SECOND
 
     @property
     def spans_us(self) -> tuple[int, int]:

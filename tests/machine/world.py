@@ -184,11 +184,11 @@ class UnderWay:
 class Process:
     """One process: its rules, its service, and its way to the store."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, clock: Time) -> None:
         self.recorder = Recorder(store)
         self.stats = Stats()
         self._book = Rulebook()
-        self._service = Service(self._snapshot, self.recorder, settings, self.stats)
+        self._service = Service(self._snapshot, self.recorder, settings, self.stats, clock)
         self._queued = Queued()
         self._service.enqueueing = self._queued
 
@@ -382,7 +382,7 @@ class World:
         """Empties the store, for a walk from the start."""
         self.clock.now_us = T
         known = service_settings(settings, policy)
-        self.processes = [Process(store, known) for store in self.stores()]
+        self.processes = [Process(store, known, self.clock) for store in self.stores()]
 
     def load(self, rules: Sequence[Rule]) -> None:
         """Has all processes take over other rules, as a changed file's; JSON is YAML."""
@@ -397,8 +397,9 @@ class World:
         """Has all processes know of an override, or none any more."""
         entries = tuple(Entry(key, value) for key, value in override.entries)
         kind, number = OverrideKind(override.kind), override.number
+        made_us = override.at or override.made
         one = Override(
-            f"{override.made:08x}", kind, DOMAIN, entries, override.made, number, "", None, "", ""
+            f"{override.made:08x}", kind, DOMAIN, entries, made_us, number, "", None, "", ""
         )
         for process in self.processes:
             process.steer(one, away=away)

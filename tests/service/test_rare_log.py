@@ -18,20 +18,23 @@ def test_decided_by_policy(caplog: pytest.LogCaptureFixture) -> None:
     stats, now_us = Stats(), 0
     log = RareLog(stats, lambda: now_us)
 
-    log.by_policy("open")
+    def decided(*policies: str) -> None:
+        log.uncounted.update(policies)
+        log.say_uncounted()
+
+    decided("open")
     stats.store_errors["timeout"] += 20
-    log.by_policy("closed")
-    for _ in range(9):
-        log.by_policy("open")
+    decided("closed")
+    decided(*["open"] * 9)
     stats.take()
     stats.store_errors["timeout"] += 1
     stats.store_errors["disconnected"] += 2
     now_us += MINUTE_US - 1
-    log.by_policy("closed")
+    decided("closed")
     now_us += 1
-    log.by_policy("closed")
+    decided("closed")
     now_us += MINUTE_US
-    log.by_policy("error")
+    decided("error")
 
     said = [record.getMessage() for record in caplog.records]
     assert said == [

@@ -420,7 +420,12 @@ def without(hits: Sequence[Hit], reason: str, shard: Shard, at_us: int) -> list[
     """
     shard.stats.store_errors[reason] += len(hits)
     local = [hit for hit in hits if hit[8] is _LOCAL]
-    outcomes = iter(shard.charge_here(local, at_us) if local else ())
+    if not local:
+        return [None] * len(hits)
+    counted = shard.charge_here(local, at_us)
+    if len(local) == len(hits):
+        return [*counted]
+    outcomes = iter(counted)
     return [next(outcomes, None) if hit[8] is _LOCAL else None for hit in hits]
 
 
