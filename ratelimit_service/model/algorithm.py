@@ -248,6 +248,11 @@ class CounterSpec:
         """The same with other numbers of hits, on the same counters; none of them is reserved."""
         return CounterSpec(self.algorithm, limit, self.window_us, rate, form=self.form)
 
+    def as_counted(self) -> CounterSpec:
+        """A limit that nothing reaches, on the same counters, whatever is held beside them."""
+        form = self.form._replace(holds=False)
+        return CounterSpec(self.algorithm, MAX_ADDEND, self.window_us, self.rate, form=form)
+
     @property
     def most(self) -> int:
         """The most hits that may lie on the counter, by whichever limit that charges it."""

@@ -9,10 +9,13 @@ import grpc
 import pytest
 
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.model import MAX_ADDEND, Request
+from ratelimit_service.model import MAX_ADDEND, Hit, Hold, Request
 from ratelimit_service.observability.health import Health, Phase
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.service import Refusal
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import NEVER, Done, Settled, Wanted, always, judge
+from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest, RateLimitResponse
 from ratelimit_service.wire.reservations import (
@@ -334,3 +337,40 @@ class _Direct:
         answer = await self.reservations.call("Commit", request.SerializeToString())
         assert isinstance(answer, bytes)
         return CommitResponse.FromString(answer).reservation_released
+
+
+class _Losing(MemoryStore):
+    """A store that counts, and whose answers to settles get lost, but for every third."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000, Stats(), Health())
+        self.settled = 0
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+        priority: int = 0,
+    ) -> None:
+        found: list[Settled] = []
+        super().charge(requests, found.extend, wanted, deadline_us, priority)
+        hold = requests[0][0].receipt
+        if isinstance(hold, Hold) and hold.settles:
+            self.settled += 1
+            if self.settled % 3:
+                found = [judge(hits, [None] * len(hits)) for hits in requests]
+        done(found)
+
+
+async def test_a_settle_whose_answer_is_lost_is_sent_again_and_counts_once(tmp_path: Path) -> None:
+    """It is sent until an answer comes; what was counted already is not counted again."""
+    asking = Asking(tmp_path, RULES, store=_Losing())
+    gateway = _Direct(asking)
+    held = await gateway.reserve(600, "user=a")
+
+    await gateway.commit(held, 200, "user=a")
+
+    assert not await gateway.reserve(801, "user=a")
+    assert await gateway.reserve(800, "user=a")

@@ -311,7 +311,7 @@ class RedisStore:
             (settled,) = await result
             at_us = self._find(peek)[0].server.clock.now_us()
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
-                if peek.spec.algorithm.held is None:
+                if peek.spec.algorithm.held is None or peek.spec.holds:
                     return Look(outcome, None, at_us)
                 state = await self._state(peek)
                 if state or outcome.remaining == peek.spec.limit:
