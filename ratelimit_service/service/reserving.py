@@ -90,8 +90,8 @@ class Reservations:
                 return await self._commit(wire.read_commit(message))
             asked = wire.read_asked(message)
             if method == "Report":
-                planned = self._plan(asked.body, steered=True)
-                await self._settle(_settling(planned.plans, urandom(_ID_BYTES), 0))
+                planned = self._plan(asked)
+                await self._settle(_settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0))
                 return wire.encode_code(True)
             return await self._check(asked, deadline_us)
         except _RefusedError as error:
@@ -110,12 +110,12 @@ class Reservations:
             )
         known = _id_of(asked.id)
         hold_id = urandom(_ID_BYTES) if known is None else known
-        planned = self._plan(asked.body, steered=True)
+        planned = self._plan(asked)
         tally = self._stats.reservations
-        if _too_large(planned.plans, asked.hits):
+        if _too_large(planned.plans, asked.hits or 0):
             tally["too_large"] += 1
             return wire.encode_reserved(False, "")
-        hits = _holding(planned.plans, hold_id, min(asked.ttl_us or most_us, most_us))
+        hits = _holding(planned.plans, asked.hits, hold_id, min(asked.ttl_us or most_us, most_us))
         settled = await self._charge(planned, hits, deadline_us)
         if not settled.verdict.passes:
             tally["denied"] += 1
@@ -130,13 +130,13 @@ class Reservations:
     async def _commit(self, asked: wire.Reserving) -> bytes:
         hold_id = _id_of(asked.id)
         tally = self._stats.reservations
-        planned = self._plan(asked.body, steered=True)
+        planned = self._plan(asked)
         if hold_id is None:  # nobody can have reserved by this
-            await self._settle(_settling(planned.plans, urandom(_ID_BYTES), 0))
+            await self._settle(_settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0))
             tally["unknown"] += 1
             return wire.encode_committed(False)
         remembered_us = self._settings.max_reservation_ttl_us + _REMEMBERED_US
-        hits = _settling(planned.plans, hold_id, remembered_us)
+        hits = _settling(planned.plans, asked.hits, hold_id, remembered_us)
         outcomes = await self._settle(hits)
         held = [
             outcome
@@ -144,27 +144,29 @@ class Reservations:
             if outcome is not None and not outcome.over and hit.spec.holds
         ]
         tally["settled" if held else "late"] += 1
-        if any(asked.hits > outcome.remaining for outcome in held):
+        if any((asked.hits or 0) > outcome.remaining for outcome in held):
             tally["overrun"] += 1
         return wire.encode_committed(bool(held))
 
     async def _check(self, asked: wire.Reserving, deadline_us: int) -> bytes:
-        planned = self._plan(asked.body, steered=True)
-        hits = _holding(planned.plans, urandom(_ID_BYTES), 0)
+        planned = self._plan(asked)
+        hits = _holding(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
         settled = await self._charge(planned, hits, deadline_us)
         return wire.encode_code(settled.verdict.passes)
 
-    def _plan(self, body: bytes, *, steered: bool) -> _Planned:
+    def _plan(self, asked: wire.Reserving) -> _Planned:
         """The limits that a request meets now. Raises `_RefusedError` if it is answered without."""
         snapshot, now = self._snapshot(), now_us()
         if snapshot.times is not None:
             snapshot = at_moment(snapshot, now)
-        planned: list[PlannedRequest | Answer] = [self._planning.ask(body, snapshot)]
+        planning, body = self._planning, asked.body
+        known = planning.requests.get(body, snapshot.number)
+        planned: list[PlannedRequest | Answer] = [known or planning.ask(body, snapshot)]
         (first,) = planned
         if not isinstance(first, PlannedRequest):
             raise _RefusedError(first)
         banned = False
-        if steered and self._steering.active:
+        if self._steering.active:
             found = self._steering.steer([body], planned, snapshot, now)
             (one,) = planned
             overridden = found[0] if found else None
@@ -235,6 +237,10 @@ def _too_large(plans: Sequence[Plan], hits: int) -> bool:
     )
 
 
+def _of(hit: Hit, number: int | None) -> Hit:
+    return hit if number is None else hit._replace(addend=number)
+
+
 def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
     """The hits under an id: of several on one counter each has a hold of its own."""
     met: Counter[bytes] = Counter()
@@ -249,12 +255,12 @@ def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
     return named
 
 
-def _holding(plans: Sequence[Plan], hold_id: bytes, ttl_us: int) -> list[Hit]:
+def _holding(plans: Sequence[Plan], number: int | None, hold_id: bytes, ttl_us: int) -> list[Hit]:
     """The hits of a request that reserves; with no time to live it only asks."""
     hits = []
     for plan in plans:
         for limit, hit in zip(plan.rule.limits, plan.hits, strict=True):
-            asked = hit._replace(count_denied=False)
+            asked = _of(hit, number)._replace(count_denied=False)
             if hit.policy is FailurePolicy.LOCAL:
                 asked = asked._replace(policy=FailurePolicy.OPEN)  # nobody could settle it
             if hit.spec.algorithm.leases:
@@ -270,12 +276,14 @@ def _holding(plans: Sequence[Plan], hold_id: bytes, ttl_us: int) -> list[Hit]:
     return _named(hits, hold_id)
 
 
-def _settling(plans: Sequence[Plan], hold_id: bytes, remembered_us: int) -> list[Hit]:
+def _settling(
+    plans: Sequence[Plan], number: int | None, hold_id: bytes, remembered_us: int
+) -> list[Hit]:
     """The hits of a request that settles. They count, whatever the limits say."""
     hits = []
     for plan in plans:
         for hit in plan.hits:
-            settled = hit._replace(joined=False, policy=FailurePolicy.OPEN)
+            settled = _of(hit, number)._replace(joined=False, policy=FailurePolicy.OPEN)
             if hit.spec.algorithm.leases:
                 hits.append(settled._replace(addend=1, refund=True))
                 continue

@@ -71,13 +71,14 @@ def unmarked(body: bytes) -> tuple[str, bytes] | None:
 
 
 class Reserving(NamedTuple):
-    """What is to be held or settled: a serialized RateLimitRequest, whose descriptors all bring it.
+    """What is to be held or settled: hits for each descriptor of a serialized RateLimitRequest.
 
-    Without an id it is a new reservation, or settles none. A time to live of 0 is the longest.
+    Without `hits` they are what the request says. Without an id it is a new reservation, or settles
+    none. A time to live of 0 is the longest.
     """
 
     body: bytes
-    hits: int
+    hits: int | None = None
     id: str = ""
     ttl_us: int = 0
 
@@ -88,27 +89,25 @@ def read_reserve(message: bytes) -> Reserving:
     ttl_us = request.ttl.seconds * 1_000_000 + request.ttl.nanos // 1_000
     if request.HasField("ttl") and ttl_us <= 0:
         raise BadRequestError("ttl", "ttl is none: leave it out, or send more than 0 seconds")
-    body = _body(request.domain, request.descriptors, _amount("amount", request.amount))
-    return Reserving(body, request.amount, request.reservation_id, ttl_us)
+    hits = _amount("amount", request.amount)
+    body = _body(request.domain, request.descriptors)
+    return Reserving(body, hits, request.reservation_id, ttl_us)
 
 
 def read_commit(message: bytes) -> Reserving:
     """Reads a CommitRequest. Raises BadRequestError if it is none, or counts too much."""
     request = parsed(CommitRequest, message)
     hits = _amount("actual_amount", request.actual_amount)
-    body = _body(request.domain, request.descriptors, hits)
+    body = _body(request.domain, request.descriptors)
     return Reserving(body, hits, request.reservation_id)
 
 
 def read_asked(message: bytes) -> Reserving:
     """Reads a RateLimitRequest that asks or reports: without a number it is of one hit."""
     request = parsed(RateLimitRequest, message)
-    hits = request.hits_addend or 1
     for descriptor in request.descriptors:
         descriptor.is_negative_hits = False
-        if not descriptor.HasField("hits_addend"):
-            descriptor.hits_addend.value = hits
-    return Reserving(request.SerializeToString(), hits)
+    return Reserving(request.SerializeToString())
 
 
 def encode_reserved(passes: bool, reservation_id: str) -> bytes:
@@ -136,9 +135,10 @@ def _amount(name: str, hits: int) -> int:
     return hits
 
 
-def _body(domain: str, descriptors: Iterable[RateLimitDescriptor], hits: int) -> bytes:
+def _body(domain: str, descriptors: Iterable[RateLimitDescriptor]) -> bytes:
+    """The same for all numbers of hits, so that its plan is remembered."""
     request = RateLimitRequest(domain=domain, descriptors=descriptors)
     for descriptor in request.descriptors:
-        descriptor.hits_addend.value = hits
+        descriptor.ClearField("hits_addend")
         descriptor.is_negative_hits = False
     return request.SerializeToString()

@@ -298,3 +298,53 @@ def random_hits(chance: random.Random, limits: Sequence[Limit]) -> list[Hit]:
             asked = hit(limit, amount, key=key, refund=kind == "refund")
         hits.append(asked)
     return hits
+
+
+class _Stream:
+    """An answer that is still coming: when it ends, its estimate, and what it will have used."""
+
+    def __init__(self, ends_us: int, estimate: int, used: int, hold_id: bytes) -> None:
+        self.ends_us = ends_us
+        self.estimate = estimate
+        self.used = used
+        self.hold_id = hold_id
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+async def test_streams_keep_within_the_limit_only_if_they_reserve(
+    memory: MemoryStore, clock: Time, reserves: bool
+) -> None:
+    """A thousand streams of twenty tenants, at twice what is allowed; a tenth of callers die.
+
+    With reservations no window counts more than the limit. Without them streams ask with 0 hits and
+    report later, and some windows count more.
+    """
+    chance = random.Random(20261128)
+    limit = Limit(10_000, Unit.MINUTE, count_denied=True, reservations=RESERVING)
+    tenants = [f"tenant-{number}" for number in range(20)]
+    streams: list[tuple[str, _Stream]] = []
+    counted: dict[tuple[str, int], int] = {}
+    for number in range(20 * 600):
+        clock.now_us += SECOND // 40
+        tenant = chance.choice(tenants)
+        estimate = min(2_000, round(chance.lognormvariate(5, 1)) + 1)
+        used = chance.randint(1, estimate)
+        hold_id = b"%016d" % number
+        asked = reserve(limit, estimate, hold_id, key=tenant) if reserves else None
+        look = hit(limit, 0, key=tenant)
+        if not (await one(memory, asked or look)).over:
+            ends_us = clock.now_us + chance.randint(1, 25) * SECOND
+            streams.append((tenant, _Stream(ends_us, estimate, used, hold_id)))
+        over = [each for each in streams if each[1].ends_us <= clock.now_us]
+        streams = [each for each in streams if each[1].ends_us > clock.now_us]
+        for of, stream in over:
+            if chance.random() < 0.1:
+                continue  # its caller is dead
+            report = hit(limit, stream.used, key=of, count_denied=True)
+            ended = settle(limit, stream.used, stream.hold_id, key=of) if reserves else report
+            await one(memory, ended)
+            window = of, clock.now_us // MINUTE
+            counted[window] = counted.get(window, 0) + stream.used
+
+    most = max(counted.values())
+    assert (most <= 10_000) == reserves

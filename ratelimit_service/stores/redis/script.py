@@ -127,11 +127,12 @@ def _joined() -> str:
     parts.append("\n".join(["local own_parameters = {}", *own]))
     parts.append(f"local function load_settle(holding)\n{text('settle')}\nreturn settle\nend")
     here = _PACKAGE / "stores" / "redis"
-    holds = (here / "holds.lua").read_text()
-    parts.append(f"local function load_holding(held)\n{text('holding')}\nend")
-    parts.append(f"local function load_holds(now)\n{holds}\nend")
-    long_way = (here / "long_way.lua").read_text()
-    parts.append(f"local function load_long_way(packed, now, read, doubt)\n{long_way}\nend")
+    parts += [
+        "local function load_long_way(packed, now, read, doubt)",
+        f"local function load_holding(held)\n{text('holding')}\nend",
+        f"local function load_holds(now)\n{(here / 'holds.lua').read_text()}\nend",
+        f"{(here / 'long_way.lua').read_text()}\nend",
+    ]
     parts.append((here / "script.lua").read_text())
     return "\n".join(parts)
 
