@@ -20,7 +20,7 @@ COMPILED = """
     algorithms/*
     rules/match rules/moment
     stores/store stores/settled stores/keys stores/corrupt_state
-    stores/memory_counter stores/memory_tables stores/memory
+    stores/memory_counter stores/memory_holds stores/memory_tables stores/memory
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
     stores/redis/give_back stores/redis/resync

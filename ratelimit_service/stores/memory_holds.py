@@ -11,7 +11,7 @@ from typing import Final
 
 from ratelimit_service.algorithms.holding import KEEPS_END
 from ratelimit_service.model import CounterSpec
-from ratelimit_service.stores.memory_counter import UNSETTLED, MemoryCounter
+from ratelimit_service.stores.memory_counter import UNSETTLED, MemoryCounter, bulk_of
 
 __all__ = ["HoldingCounter"]
 
@@ -44,7 +44,7 @@ class HoldingCounter(MemoryCounter):
     @property
     def bulk(self) -> int:
         """With its holds."""
-        return super().bulk + self.held_bulk
+        return bulk_of(self.packed) + self.held_bulk
 
     def held(self, hold_id: bytes) -> int:
         """What an id holds, as `ReadHeld` says it."""
