@@ -339,11 +339,11 @@ class _Direct:
         return CommitResponse.FromString(answer).reservation_released
 
 
-class _Losing(MemoryStore):
+class _Losing(Away):
     """A store that counts, and whose answers to settles get lost, but for every third."""
 
     def __init__(self) -> None:
-        super().__init__(1_000, Stats(), Health())
+        self.memory = MemoryStore(1_000, Stats(), Health())
         self.settled = 0
 
     def charge(
@@ -355,7 +355,7 @@ class _Losing(MemoryStore):
         priority: int = 0,
     ) -> None:
         found: list[Settled] = []
-        super().charge(requests, found.extend, wanted, deadline_us, priority)
+        self.memory.charge(requests, found.extend, wanted, deadline_us, priority)
         hold = requests[0][0].receipt
         if isinstance(hold, Hold) and hold.settles:
             self.settled += 1
