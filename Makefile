@@ -194,7 +194,7 @@ $(COMPILED)/.compiled: $(SOURCES) pyproject.toml requirements-compile.txt
 		os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || \
 		(echo "the headers of Python are missing: sudo apt install python3-dev"; exit 1)
 	@# pip shows that it is still at it.
-	@$(call STEP,install-compiled,2 of 3,machine code; this takes seven minutes of one core) \
+	@$(call STEP,install-compiled,2 of 3,machine code; this takes two minutes of two cores) \
 		RATELIMIT_COMPILED=1 $(COMPILED)/bin/pip wheel --disable-pip-version-check \
 		--no-deps --no-build-isolation --wheel-dir dist .
 	@$(call STEP,install-compiled,3 of 3,the service itself) \

@@ -86,7 +86,7 @@ NAMES = {
 }
 """Of the shapes of logged calls."""
 
-LISTENING = ("self.telling.listeners", "origins is not None")
+LISTENING = ("self.events.listeners", "origins is not None")
 """What is asked for those that listen."""
 
 WITHIN, NEAR, OVER = ("within", 200_000_000, 0.8), ("near", 200_000_000, 1e-9), ("over", 0, 0.8)
@@ -148,7 +148,7 @@ class Beside:
         self.service.callers = self._callers if on else None
 
     def log(self, on: bool) -> None:
-        self.service.telling.listeners = (self.queue,) if on else ()
+        self.service.events.listeners = (self.queue,) if on else ()
 
     def question(self, *words: str) -> Switch:
         """Switches off by asking no more, so that even the question costs nothing."""
@@ -186,7 +186,7 @@ class Beside:
 
     def _read(self, data: bytes) -> None:
         connection, service = self.process.connection, self.service
-        connection.callers.wanted = service.telling.wants_origins
+        connection.callers.wanted = service.events.wants_origins
         for event in connection.receive(data):
             assert isinstance(event, Calls)
 
@@ -235,9 +235,9 @@ def switch_of(row: Row, beside: Beside) -> Switch:
     if row.what == "nobody listens":
         return beside.question(*LISTENING)
     if row.what == "no override":
-        return beside.question("self.steering.active", "self.telling.listeners")
+        return beside.question("self.overrides.active", "self.events.listeners")
     if row.what == "all of it":
-        asking = beside.question("self.steering.active", *LISTENING)
+        asking = beside.question("self.overrides.active", *LISTENING)
 
         def switch(on: bool) -> None:
             asking(on)
@@ -252,7 +252,7 @@ async def in_turns(row: Row, directory: Path) -> tuple[list[float], list[float]]
     beside = other = Beside(row, directory)
     if row.overrides:  # what is remembered of them is to stay from turn to turn
         other = Beside(row, directory)
-        beside.service.steering.add([override(number) for number in range(row.overrides)])
+        beside.service.overrides.add([override(number) for number in range(row.overrides)])
     else:
         switch = switch_of(row, beside)
     found: tuple[list[float], list[float]] = [], []

@@ -82,7 +82,7 @@ def keep_asking(port: int, enough: threading.Event) -> None:
             ask(client)
 
 
-def steer(port: int, *words: str) -> None:
+def override(port: int, *words: str) -> None:
     """An override, by its command."""
     command = [str(BIN / "ratelimit"), *words, "--admin", f"127.0.0.1:{port}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -169,8 +169,8 @@ def take_console() -> None:
         try:
             service.wait_ready(lambda: listens(http_port) and listens(admin_port))
             address = "remote_address=192.0.2.7"
-            steer(admin_port, "grant", "edge", address, "--hits", "500", "--for", "1h")
-            steer(
+            override(admin_port, "grant", "edge", address, "--hits", "500", "--for", "1h")
+            override(
                 admin_port,
                 *("ban", "api", "user=mallory", "--for", "2h", "--reason", "credential stuffing"),
             )

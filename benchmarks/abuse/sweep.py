@@ -188,7 +188,7 @@ async def costs(case: Case, redis: str, directory: Path) -> Cost:
     await store.start()
     await asyncio.sleep(0.2 if redis else 0)  # so that it is connected
     service = Service(lambda: rules.snapshot, store, Settings(), stats)
-    service.steering.add(
+    service.overrides.add(
         Override(str(at), OverrideKind.LIMIT, "edge", (Entry("k", each),), now_us(), 100)
         for at, each in enumerate(case.overrides)
     )

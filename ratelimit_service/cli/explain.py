@@ -11,8 +11,8 @@ import click
 
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.counted import counting_denied
+from ratelimit_service.cli.override import overrides_taking
 from ratelimit_service.cli.say import say, say_line
-from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import parse_descriptor, utf8
 from ratelimit_service.model import CountDenied, Denied
 from ratelimit_service.text.descriptors import override_text
@@ -78,10 +78,12 @@ def explain(
         explanation = explained(snapshot, domain, parse_descriptor(text))
         known = loaded.snapshot.domains.get(domain)
         keys = _counter_keys(domain, explanation, known.shard_by if known else None)
-        steered = overrides_taking(admin, domain, text) if overrides else None
+        overridden = overrides_taking(admin, domain, text) if overrides else None
         if as_json:
             fields = {**_explained(explanation, keys), "count_denied": counted}
-            click.echo(json.dumps(fields if steered is None else {**fields, "overrides": steered}))
+            click.echo(
+                json.dumps(fields if overridden is None else {**fields, "overrides": overridden})
+            )
         else:
             say(str(explanation))
             for key in keys:
@@ -90,9 +92,9 @@ def explain(
                 say(f"if it is denied: {_COUNTED[counted]} (--count-denied {counted})")
                 for line in _cannot_owe(explanation):
                     say(line)
-            for override in steered or ():
+            for override in overridden or ():
                 say_line(f"override: {override_text(override)}")
-            if steered == []:
+            if overridden == []:
                 say("no override takes it")
     return 2 if health.faults else 0
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratelimit_service.cli.admin import AS_JSON, asks_admin
+from ratelimit_service.cli.override import overrides_taking
 from ratelimit_service.cli.say import say_line
-from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
 from ratelimit_service.text.descriptors import override_text
 from ratelimit_service.text.display import count, lasting
@@ -46,13 +46,13 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     """
     text = format_descriptor(parse_descriptor(descriptor))
     answer: Any = admin.get("/inspect", {"domain": domain, "descriptor": text})
-    steered = overrides_taking(admin, domain, text)
+    overridden = overrides_taking(admin, domain, text)
     if as_json:
-        click.echo(json.dumps({**answer, "overrides": steered}))
+        click.echo(json.dumps({**answer, "overrides": overridden}))
     else:
         for line in _lines(answer):
             say_line(line)
-        for override in steered:
+        for override in overridden:
             say_line(f"override: {override_text(override)}")
     return 0
 
@@ -87,7 +87,7 @@ def _lines(answer: Any) -> Iterator[str]:
             continue
         where = f" in {counter['shard']}" if counter["shard"] else ""
         yield f"  counter {counter['key']}{where}"
-        yield from _steered(counter)
+        yield from _overridden(counter)
         yield from _one_by_one(counter)
         for grant in counter.get("grants", ()):
             remaining = grant.get("remaining", "an unknown number")
@@ -97,7 +97,7 @@ def _lines(answer: Any) -> Iterator[str]:
             )
 
 
-def _steered(counter: Any) -> Iterator[str]:
+def _overridden(counter: Any) -> Iterator[str]:
     """Which overrides decide in the place of the rule's limit."""
     for override in counter.get("by_override", ()):
         named = f"{override['kind']} {override['id']}"

@@ -59,8 +59,8 @@ COMMANDS: Final = (
 )
 """All commands, in the order in which they are shown."""
 
-_STEERING: Final = frozenset(("ban", "unban", "exempt", "limit", "grant", "reset"))
-"""Those that share the module `steer`; each other one is in a module of its name."""
+_OVERRIDING: Final = frozenset(("ban", "unban", "exempt", "limit", "grant", "reset"))
+"""Those that share the module `override`; each other one is in a module of its name."""
 
 
 class _Commands(click.Group):
@@ -74,7 +74,7 @@ class _Commands(click.Group):
         """The command of this name, if there is one."""
         if cmd_name not in COMMANDS:
             return None
-        module = "steer" if cmd_name in _STEERING else cmd_name
+        module = "override" if cmd_name in _OVERRIDING else cmd_name
         command: object = getattr(import_module(f"ratelimit_service.cli.{module}"), cmd_name)
         return command if isinstance(command, click.Command) else None
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ratelimit_service.cli.admin import AS_JSON, asks_admin
+from ratelimit_service.cli.override import REASON, checked_answer, say_removed, warn
 from ratelimit_service.cli.say import say_line
-from ratelimit_service.cli.steer import REASON, checked_answer, say_removed, warn
 from ratelimit_service.cli.words import utf8
 from ratelimit_service.errors import OverrideError, RateLimitError
 from ratelimit_service.eventloop.clock import now_us

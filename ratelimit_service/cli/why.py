@@ -11,8 +11,8 @@ import click
 
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.inspect import standing
+from ratelimit_service.cli.override import overrides_taking
 from ratelimit_service.cli.say import say_line
-from ratelimit_service.cli.steer import overrides_taking
 from ratelimit_service.cli.words import duration, format_descriptor, parse_descriptor, utf8
 from ratelimit_service.errors import RateLimitError, TransportError
 from ratelimit_service.model import SECOND_US, Entry, time_text

@@ -121,8 +121,8 @@ class ServiceCalls:
     @property
     def wants_origins(self) -> bool:
         """Whether somebody asks just now who makes calls."""
-        telling = self._service.telling
-        return bool(telling.listeners) or (telling.tracer is not None and telling.wants_origins)
+        events = self._service.events
+        return bool(events.listeners) or (events.tracer is not None and events.wants_origins)
 
     def _late(self, client: Client, visit: Visit, events: list[Event]) -> _Late | None:
         """What is known of calls that may be late; None if none can be."""
@@ -252,7 +252,7 @@ class ServiceCalls:
             return
         listed = list(zip(calls.messages, calls.origins, strict=True))[: _MOST_TOLD - self._told]
         self._told += len(listed)
-        self._service.telling.turned_away(listed, len(calls.stream_ids) - len(listed))
+        self._service.events.turned_away(listed, len(calls.stream_ids) - len(listed))
 
     def _decide_large(
         self, client: Client, calls: Calls, deadline_us: int, arrived_us: int

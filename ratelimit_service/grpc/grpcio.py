@@ -153,7 +153,7 @@ class GrpcioServer:
         deadline_us = NEVER
         if seconds is not None:
             deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
-        origins = [_caller(context)] if self._service.telling.wants_origins else None
+        origins = [_caller(context)] if self._service.events.wants_origins else None
         (answer,) = await self._service.decide([body], deadline_us, origins)
         return await _answered(answer, context)
 

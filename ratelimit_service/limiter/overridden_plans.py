@@ -9,6 +9,7 @@ which overrides a descriptor meets.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of
@@ -24,6 +25,7 @@ from ratelimit_service.model import (
     WHOLE_PPM,
     Anchor,
     Calendar,
+    CounterSpec,
     Hit,
     Limit,
     Mode,
@@ -98,7 +100,7 @@ def apply_overrides(
         each
         for planned, all_grants, _ in overridden
         for hit, grants in zip(planned.hits, all_grants, strict=True)
-        for each in (*[grant._replace(joined=hit.joined) for grant in grants], hit)
+        for each in (*grants, hit)
     ]
     return OverriddenPlans(
         applied,
@@ -156,7 +158,12 @@ def _overridden(
     grants: list[Sequence[Hit]] = []
     applied: list[Override] = []
     for compiled, hit, unfiltered in zip(rule.limits, planned.hits, rulings, strict=False):
-        ruling = _in_force(unfiltered, compiled.limit, now_us)
+        given = [
+            (override, end_us)
+            for override in unfiltered.grants
+            if now_us < (end_us := grant_end(compiled.limit, override))
+        ]
+        ruling = unfiltered._replace(grants=tuple([override for override, _ in given]))
         applied += [override for override in ruling.applied if override not in applied]
         if ruling.exempt is not None:
             if planned.refund:  # what was never counted is not given back, but leases are
@@ -164,17 +171,17 @@ def _overridden(
                 hits.append(hit if hit.spec.algorithm.leases else hit._replace(addend=0))
                 grants.append(())
             continue
-        given = [(override, grant_end(compiled.limit, override)) for override in ruling.grants]
         until_us = min([until_us, *[end_us for _, end_us in given]])
         leased = compiled.spec.algorithm.leases
         more = sum([override.number for override, _ in given]) if leased else 0
         changed = _changed(compiled, ruling, more, settings)
         limits.append(changed)
-        hits.append(hit._replace(spec=changed.spec, joined=hit.joined and bool(hits)))
+        own = hit._replace(spec=changed.spec, joined=hit.joined and bool(hits))
+        hits.append(own)
         grants.append(
             ()
             if leased or planned.refund
-            else [_grant_hit(hit, override, end_us) for override, end_us in given]
+            else [_grant_hit(own, override, end_us) for override, end_us in given]
         )
     if not rule.limits and whole.exempt is not None:
         applied.append(whole.exempt)
@@ -244,12 +251,6 @@ def _changed(
     )
 
 
-def _in_force(ruling: Ruling, limit: Limit, now_us: int) -> Ruling:
-    """The ruling without the grants that have ended for this limit."""
-    grants = tuple(each for each in ruling.grants if now_us < grant_end(limit, each))
-    return ruling._replace(grants=grants)
-
-
 def grant_end(limit: Limit, grant: Override) -> int:
     """When a grant's hits are gone for this limit: with the window in which it was made.
 
@@ -273,9 +274,13 @@ def _grant_hit(hit: Hit, grant: Override, end_us: int) -> Hit:
     seconds = -(-(end_us - grant.made_us) // SECOND_US)
     if hit.spec.window_us != SECOND_US:  # those of a second may have a store of their own
         seconds = max(2, seconds)
-    limit = Limit(grant.number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT)
-    key, spec = grant_key(hit.key, grant.id), shared_spec(limit)
-    return Hit(key, spec, hit.addend, Mode.GRANT, policy=hit.policy)
+    key, spec = grant_key(hit.key, grant.id), _grant_spec(grant.number, seconds)
+    return Hit(key, spec, hit.addend, Mode.GRANT, joined=hit.joined, policy=hit.policy)
+
+
+@lru_cache(maxsize=4096)
+def _grant_spec(number: int, seconds: int) -> CounterSpec:
+    return shared_spec(Limit(number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT))
 
 
 def _beside_ban(overridden: _OverriddenPlan) -> _OverriddenPlan:
@@ -303,4 +308,5 @@ def _without_quota(overridden: _OverriddenPlan) -> _OverriddenPlan:
     if planned.rule.mode is not Mode.QUOTA:
         return overridden
     hits = tuple(hit._replace(mode=Mode.SHADOW, joined=False) for hit in planned.hits)
-    return _OverriddenPlan(planned._replace(hits=hits), grants, until_us)
+    alone = [[grant._replace(joined=False) for grant in each] for each in grants]
+    return _OverriddenPlan(planned._replace(hits=hits), alone, until_us)

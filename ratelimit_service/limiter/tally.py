@@ -143,13 +143,13 @@ def _add(
 
     Several limits count as the one that speaks for them.
     """
-    rule, hits, _, _ = planned
+    rule, hits, charged, _ = planned
     if rule.kind is Kind.UNLIMITED or rule.kind is Kind.BANNED:
         tally.hits += hits
         tally.within += hits if rule.kind is Kind.UNLIMITED else 0
         tally.over += hits if rule.kind is Kind.BANNED else 0
         return
-    if reported is not None and planned.refund:
+    if reported is not None and charged[0].refund:
         tally.refunded += reported.outcome.charged
         return
     tally.hits += hits

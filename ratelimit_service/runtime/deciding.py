@@ -14,7 +14,7 @@ from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.service import Service
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.enqueueing import Enqueueing
-from ratelimit_service.service.overrides import Overrides
+from ratelimit_service.service.overrides.following import Overrides
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
@@ -39,7 +39,7 @@ async def deciding(
         history = CallerHistory(service.callers, records) if service.callers is not None else None
         if history is not None:
             keeping = asyncio.create_task(history.keep())
-        overrides = Overrides(opened.override_store, service.steering, stats)
+        overrides = Overrides(opened.override_store, service.overrides, stats)
         async with overrides.followed():
             yield Deciding(
                 settings,
@@ -53,7 +53,7 @@ async def deciding(
                 opened.look_at,
                 opened.forget,
                 overrides,
-                Tail(service.telling),
+                Tail(service.events),
                 lines_of(settings.store, opened.shard_of),
                 history,
                 queues,

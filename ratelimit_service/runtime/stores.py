@@ -12,7 +12,7 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.service.caller_history import Board
+from ratelimit_service.service.caller_history import ProcessRecords
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import KnownOver, LookAt, ShardState, Store, unknown
 from ratelimit_service.stores.local_cache import LocalCache
@@ -20,8 +20,8 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory, OverrideStore
 from ratelimit_service.stores.queues import Queues
 from ratelimit_service.stores.redis import Layout, RedisStore
-from ratelimit_service.stores.redis.board import RedisBoard
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
+from ratelimit_service.stores.redis.process_records import RedisProcessRecords
 from ratelimit_service.stores.redis.queues import RedisQueues
 
 __all__ = ["STORES", "Opened", "open_store"]
@@ -43,7 +43,7 @@ class Opened(NamedTuple):
     look_at: LookAt
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
     override_store: OverrideStore
-    records: Board | None = None
+    records: ProcessRecords | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
     known_over: KnownOver = unknown
@@ -83,7 +83,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         health,
         layout=Layout(settings.second_store, settings.key_prefix),
     )
-    overrides, records = OverridesInRedis(store, health), RedisBoard(store)
+    overrides, records = OverridesInRedis(store, health), RedisProcessRecords(store)
     queues = RedisQueues(store, settings.queue_length)
     look, states = store.look, store.shard_states
     opened = Opened(

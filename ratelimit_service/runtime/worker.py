@@ -152,12 +152,12 @@ class _Worker:
             if settings.otel_traces:
                 send = partial(self._channel.send, MessageKind.SPANS)
                 spans = Spans(settings, send, here.shard_of)
-                here.service.telling.tracer = spans
+                here.service.events.tracer = spans
                 stack.callback(spans.flush)
             queue = None
             if settings.decision_log:
                 queue = DecisionQueue(settings, self._stats, self._send_decisions, here.shard_of)
-                here.service.telling.add(queue)
+                here.service.events.add(queue)
             self._server = server = self._new_server(settings, here.service)
             port = await server.start() if settings.transport == "grpcio" else 0
             self._health.listen(self._send_heartbeat_soon)

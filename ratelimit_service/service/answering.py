@@ -112,9 +112,8 @@ class Answering:
         self, planned: PlannedRequest, settled: Settled, callers: limiter.TopCallers | None
     ) -> Answer:
         verdict = settled.verdict
-        refusal = _REFUSED.get(verdict)
-        if refusal is not None:
-            return self._refuse(planned, verdict, *refusal)
+        if not (verdict.passes or verdict is Verdict.DENIED):
+            return self._refuse(planned, verdict, *_REFUSED[verdict])
         if planned.limits is not None:
             answer = self._plain_answer(planned, planned.limits, settled, callers)
             if answer:

@@ -46,7 +46,7 @@ class Batch:
         self.priority = priority
         """A store sends requests of a smaller priority first, as `Store.charge` says."""
         self.origins = origins
-        """Who has made the calls; None where nobody has looked (`Telling.wants_origins`)."""
+        """Who has made the calls; None where nobody has looked (`DecisionEvents.wants_origins`)."""
         self.started_us = 0
         """When the service got them, by `clock.elapsed_us`."""
         self.planned: list[PlannedRequest | Answer] = []

@@ -5,9 +5,9 @@ a minute in stretches of 20 s, an hour in stretches of 15 minutes. So what is to
 60 to 80 s, and of an hour of 60 to 75 minutes. What must not live here: how it is shown, and how
 Redis is asked.
 
-Where counters are in Redis, each process leaves what it has in a stretch there, too (`Board`). So
-the callers of all processes can be told, those of a process that has ended as well. A record has at
-most 16 kB; a caller that has no place in it only makes the error larger.
+Where counters are in Redis, each process leaves what it has in a stretch there, too
+(`ProcessRecords`). So the callers of all processes can be told, those of a process that has ended
+as well. A record has at most 16 kB; a caller that has no place in it only makes the error larger.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
     "HOUR",
     "MINUTE",
     "WINDOWS",
-    "Board",
     "CallerHistory",
     "CallerOrder",
     "Period",
+    "ProcessRecords",
     "RuleStretch",
     "Standing",
     "Stretch",
@@ -65,7 +65,7 @@ class CallerOrder(StrEnum):
     """All hits."""
 
 
-class Board(Protocol):
+class ProcessRecords(Protocol):
     """Where processes leave records for each other. What fails is as if nothing were there."""
 
     async def leave(self, name: str, process: str, record: bytes, life_us: int) -> None:
@@ -224,12 +224,12 @@ class CallerHistory:
     """The stretches of one process that decides, and the way to those of others."""
 
     def __init__(
-        self, callers: TopCallers, board: Board | None = None, clock: Clock = now_us
+        self, callers: TopCallers, records: ProcessRecords | None = None, clock: Clock = now_us
     ) -> None:
         self.id = urandom(8).hex()
         """Names the process in what it leaves for others."""
         self._callers = callers
-        self._board = board
+        self._records = records
         self._clock = clock
         self._stretches: dict[Period, dict[int, Stretch]] = {MINUTE: {}, HOUR: {}}
         self._left = {period: clock() // period.stretch_us for period in WINDOWS.values()}
@@ -247,7 +247,7 @@ class CallerHistory:
         """Folds, and leaves a record of the stretches of now for others. Raises nothing."""
         try:
             await self.fold()
-            if self._board is None:
+            if self._records is None:
                 return
             for period, last in list(self._left.items()):
                 self._left[period] = number = self.number(period)
@@ -256,7 +256,7 @@ class CallerHistory:
                     if stretch is not None and stretch.rules:
                         life_us = (period.whole + 2) * period.stretch_us
                         name = _name(period, each)
-                        await self._board.leave(name, self.id, await _record(stretch), life_us)
+                        await self._records.leave(name, self.id, await _record(stretch), life_us)
         except Exception as error:
             self._bugs.note("what is known of callers could not be kept", error)
 
@@ -293,11 +293,11 @@ class CallerHistory:
     async def elsewhere(self, period: Period, known: Collection[str]) -> tuple[Stretch, set[str]]:
         """What other processes than these have left of a window of the past, and who they are."""
         stretch, processes = Stretch(), set[str]()
-        if self._board is None:
+        if self._records is None:
             return stretch, processes
         number = self.number(period)
         for each in range(number - period.whole, number + 1):
-            records = await self._board.read(_name(period, each))
+            records = await self._records.read(_name(period, each))
             for process, record in records.items():
                 if process not in known and len(record) <= _MOST_BYTES:
                     try:

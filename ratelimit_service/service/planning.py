@@ -95,16 +95,16 @@ class Planning:
         """The plan of each descriptor, by the rules alone."""
         return self._planner.plan(request, snapshot)
 
-    def planned(self, steered: OverriddenPlans, request: Request) -> PlannedRequest:
+    def planned(self, overridden: OverriddenPlans, request: Request) -> PlannedRequest:
         """What is asked of the store for a request whose plans overrides have changed."""
-        plans = steered.plans
+        plans = overridden.plans
         says, leasing = 0, False
         for plan in plans:
             says |= plan.rule.additions
             leasing = leasing or (plan.rule.leasing and not plan.refund)
         self.leases = self.leases or leasing
         told = request if self._planner.needs_request else None
-        return PlannedRequest(plans, steered.hits, None, says, told, leasing, steered.settled)
+        return PlannedRequest(plans, overridden.hits, None, says, told, leasing, overridden.settled)
 
     def _plan_whole(
         self, request: Request, split: wire.Split | None, snapshot: Snapshot

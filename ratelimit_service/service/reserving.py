@@ -22,9 +22,9 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.faults import Faults
+from ratelimit_service.service.overrides.in_force import OverridesInForce
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.planning import Planning
-from ratelimit_service.service.steering import Steering
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Settled, Store, Verdict
 from ratelimit_service.wire import reservations as wire
@@ -62,7 +62,7 @@ class Reservations:
         settings: Settings,
         stats: Stats,
         planning: Planning,
-        steering: Steering,
+        overrides: OverridesInForce,
     ) -> None:
         """Plans and overrides are those of the service."""
         self._snapshot = snapshot
@@ -70,7 +70,7 @@ class Reservations:
         self._settings = settings
         self._stats = stats
         self._planning = planning
-        self._steering = steering
+        self._overrides = overrides
         self._faults = Faults(stats)
 
     async def call(self, method: str, message: bytes, deadline_us: int = NEVER) -> Answer:
@@ -166,8 +166,8 @@ class Reservations:
         if not isinstance(first, PlannedRequest):
             raise _RefusedError(first)
         banned = False
-        if self._steering.active:
-            found = self._steering.steer([body], planned, snapshot, now)
+        if self._overrides.active:
+            found = self._overrides.apply([body], planned, snapshot, now)
             (one,) = planned
             overridden = found[0] if found else None
             banned = overridden is not None and overridden.banned

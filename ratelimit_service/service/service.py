@@ -2,7 +2,8 @@
 
 A batch is planned, charged together and answered. No request can stop the process or another
 request of its batch: what goes wrong becomes that request's refusal. What must not live here:
-how one request is planned (`planning`) and answered (`answering`), and who is told (`telling`).
+how one request is planned (`planning`) and answered (`answering`), and who is told
+(`decision_events`).
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.batch import AwaitedBatch, Batch, CallbackBatch
+from ratelimit_service.service.decision_events import DecisionEvents
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.notes import Note, unnoted
+from ratelimit_service.service.overrides.in_force import OverriddenRequest, OverridesInForce
 from ratelimit_service.service.planned import PlannedRequest, leased
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch
 from ratelimit_service.service.reserving import Reservations
-from ratelimit_service.service.steering import Steered, Steering
-from ratelimit_service.service.telling import Telling
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     DROPPED,
@@ -85,10 +86,10 @@ class Service:
         self._faults = Faults(stats)
         rare_log = RareLog(stats)
         self._planning = Planning(settings, stats, self._faults, rare_log)
-        self.steering = Steering(settings, store, self._planning)
+        self.overrides = OverridesInForce(settings, store, self._planning)
         """The overrides that are in force here."""
         self.reservations = Reservations(
-            snapshot, store, settings, stats, self._planning, self.steering
+            snapshot, store, settings, stats, self._planning, self.overrides
         )
         """What is held before a stream begins, and settled when it has ended."""
         self._answering = Answering(settings, store, stats, self._faults, rare_log, clock, note)
@@ -97,7 +98,7 @@ class Service:
         self._compiler = self._planning.compiler
         self.enqueueing: Enqueueing | None = None
         """Takes the denied requests of rules that have a queue."""
-        self.telling = Telling(self._faults)
+        self.events = DecisionEvents(self._faults)
         """Who hears of decisions."""
         self._decisions = DecisionLog.if_wanted(self._serves)
 
@@ -131,7 +132,7 @@ class Service:
         batch.started_us = now_us or elapsed_us()
         try:
             if batch.origins is not None:
-                batch.traced = self.telling.choose(batch.origins)
+                batch.traced = self.events.choose(batch.origins)
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
@@ -178,7 +179,7 @@ class Service:
         given: list[Answer] = []
         batch = CallbackBatch(denied, given.extend, origins=known_origins)
         batch.started_us = elapsed_us()
-        batch.planned, batch.traced = planned, self.telling.choose(known_origins)
+        batch.planned, batch.traced = planned, self.events.choose(known_origins)
         self._settled(batch, known)
         for index, answer in zip(indices, given, strict=False):
             answers[index] = answer
@@ -189,7 +190,7 @@ class Service:
         planned = self._planning.requests.get(body, number)
         if planned is None or not planned.hits or planned.leasing:
             return None
-        if self.steering.active and planned.untouched != self.steering.generation:
+        if self.overrides.active and planned.untouched != self.overrides.generation:
             return None
         settled = self._known_over(planned.hits)
         return None if settled is None else (planned, settled)
@@ -209,7 +210,7 @@ class Service:
         planning = self._planning
         remembered = planning.requests.get
         ask = planning.ask
-        steered: list[Steered | None] | None = None
+        overridden: list[OverriddenRequest | None] | None = None
         planned: list[PlannedRequest | Answer] = []
         effort = EFFORT
         effort.bounded = True
@@ -221,8 +222,8 @@ class Service:
                 ]
             else:
                 planned = [remembered(body, number) or ask(body, snapshot) for body in bodies]
-            if self.steering.active:
-                steered = self.steering.steer(bodies, planned, snapshot, self._clock())
+            if self.overrides.active:
+                overridden = self.overrides.apply(bodies, planned, snapshot, self._clock())
         except EffortSpentError:
             planning.unfinished = True
         finally:
@@ -232,7 +233,7 @@ class Service:
             later = partial(self._plan_on, batch, planned, snapshot, effort.results)
             shared_scheduler().go_on(later)
             return
-        self._charge_planned(batch, planned, steered)
+        self._charge_planned(batch, planned, overridden)
 
     def _plan_on(
         self,
@@ -254,7 +255,7 @@ class Service:
         self,
         batch: Batch,
         planned: list[PlannedRequest | Answer],
-        steered: list[Steered | None] | None,
+        overridden: list[OverriddenRequest | None] | None,
     ) -> None:
         """Charges a batch that is planned."""
         if self._planning.leases:
@@ -276,11 +277,11 @@ class Service:
             self._settled(batch, [])
             return
         settled = partial(self._settled, batch)
-        if steered is None:
+        if overridden is None:
             charge = partial(self._store.charge, charged, settled)
         else:
-            charge = partial(self.steering.charge, planned, steered, settled)
-        pauses = not self.waits or steered is not None
+            charge = partial(self.overrides.charge, planned, overridden, settled)
+        pauses = not self.waits or overridden is not None
         if pauses and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
             shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
         else:
@@ -328,7 +329,7 @@ class Service:
                     self._note_callers(batch, () if exact else settled, answers, callers)
             if self._compiler.enqueues:
                 self._enqueue(batch, settled)
-            if self.telling.listeners or batch.traced:
+            if self.events.listeners or batch.traced:
                 self._record(batch, settled, answers, took_us)
 
     def _give_back(
@@ -408,7 +409,7 @@ class Service:
         decided = DecidedBatch(
             batch.bodies, batch.planned, settled, answers, batch.origins, took_us
         )
-        self.telling.tell(decided, batch.traced)
+        self.events.tell(decided, batch.traced)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
@@ -425,7 +426,7 @@ class Service:
                 answers += self._answering.answer([one], [known])
         answers += [self.bug(error) for _ in range(len(batch.bodies) - len(answers))]
         self._tell(batch, answers)
-        if self.telling.listeners or batch.traced:
+        if self.events.listeners or batch.traced:
             self._record(batch, None, answers, elapsed_us() - batch.started_us)
 
     def _tell(self, batch: Batch, answers: list[Answer]) -> None:

@@ -10,8 +10,8 @@ from collections import deque
 from typing import Final
 
 from ratelimit_service.eventloop.clock import elapsed_us, now_us
+from ratelimit_service.service.decision_events import DecisionEvents
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord
-from ratelimit_service.service.telling import Telling
 
 __all__ = ["Tail"]
 
@@ -28,8 +28,8 @@ _MOST_BYTES: Final = 1 << 13
 class Tail:
     """Listens while somebody watches. Who watches is expected to ask again within seconds."""
 
-    def __init__(self, telling: Telling) -> None:
-        self._telling = telling
+    def __init__(self, events: DecisionEvents) -> None:
+        self._events = events
         self._denials: deque[tuple[int, DecisionRecord]] = deque(maxlen=_MOST)
         self._asked_us = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -44,7 +44,7 @@ class Tail:
         """What was denied since the last time, and when; nothing the first time."""
         self._asked_us = elapsed_us()
         if self._timer is None:
-            self._telling.add(self)
+            self._events.add(self)
             self._look_later()
         denials = list(self._denials)
         self._denials.clear()
@@ -55,7 +55,7 @@ class Tail:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._telling.remove(self)
+        self._events.remove(self)
         self._denials.clear()
 
     def hear(self, decided: DecidedBatch) -> None:

@@ -19,6 +19,7 @@ from ratelimit_service.model import (
     Hit,
     Mode,
     Outcome,
+    new_tuple,
 )
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -67,7 +68,10 @@ class Local:
         known, share = self._shares.get, self._share
         settled: list[Settled] = []
         shared = [
-            [Hit(hit[0], (known(id(hit[1])) or share(hit[1]))[1], *hit[2:]) for hit in hits]
+            [
+                new_tuple(Hit, (hit[0], (known(id(hit[1])) or share(hit[1]))[1], *hit[2:]))
+                for hit in hits
+            ]
             for hits in requests
         ]
         self._memory.charge(shared, settled.extend)

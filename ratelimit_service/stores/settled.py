@@ -7,7 +7,7 @@ here: how hits are counted (`algorithms`), and what callers are told (`limiter`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, auto
 from typing import Final
 
 from ratelimit_service.algorithms import denying
@@ -22,24 +22,24 @@ Outcomes = list[Outcome | None]
 class Verdict(Enum):
     """What becomes of a request."""
 
-    WITHIN = 1, True
+    WITHIN = auto()
     """It passes, and the store has counted every hit below its limit, as nearly always."""
-    ADMITTED = 2, True
+    ADMITTED = auto()
     """It passes, though a hit is over its limit, or was not counted by the store."""
-    DENIED = 3, False
+    DENIED = auto()
     """It does not pass: a limit is over, or a failure policy denies."""
-    FAILED = 4, False
+    FAILED = auto()
     """It gets an error: the store gave no answer, and the failure policy is `error`."""
-    DROPPED = 5, False
+    DROPPED = auto()
     """It was not charged, since its caller had stopped waiting."""
-    BROKEN = 6, False
+    BROKEN = auto()
     """It was not charged, and no failure policy applies: a fault of the store's own, which is in
     the log."""
 
-    def __init__(self, number: int, passes: bool) -> None:
-        self.number = number
-        self.passes = passes
+    @property
+    def passes(self) -> bool:
         """Whether the request is admitted."""
+        return self is Verdict.WITHIN or self is Verdict.ADMITTED
 
 
 class Settled:
@@ -93,6 +93,7 @@ DROPPED: Final = Settled([], Verdict.DROPPED)
 BROKEN: Final = Settled([], Verdict.BROKEN)
 
 _WITHIN: Final = Verdict.WITHIN
+_ADMITTED: Final = Verdict.ADMITTED
 _GRANT: Final = Mode.GRANT
 _CLOSED: Final = FailurePolicy.CLOSED
 _ERROR: Final = FailurePolicy.ERROR
@@ -105,10 +106,12 @@ def judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     descriptor; else, if one of them has no outcome, the failure policy does. An `error` of the
     policy comes before all denials.
     """
+    local = False
     for outcome in outcomes:
-        if outcome is None or outcome.over or outcome.local:
+        if outcome is None or outcome.over:
             return _judge(hits, outcomes)
-    return Settled(outcomes, _WITHIN)
+        local = local or outcome.local
+    return Settled(outcomes, _ADMITTED if local else _WITHIN)
 
 
 def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:

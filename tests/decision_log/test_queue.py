@@ -56,7 +56,7 @@ class Logging:
         self.packet_lines = PacketLines(hash_of(read_key(set_up.decision_log_key_file)))
         stats = self.asking.stats
         self.queue = DecisionQueue(set_up, stats, self.send, lambda _: "there:6379")
-        self.asking.service.telling.add(self.queue)
+        self.asking.service.events.add(self.queue)
 
     def send(self, packet: bytes) -> bool:
         lines = self.packet_lines.of(packet)
@@ -273,7 +273,7 @@ async def test_failure_of_lines_ends_no_log(tmp_path: Path) -> None:
         return logging.send(packet)
 
     queue = DecisionQueue(Settings(decision_log="x"), logging.asking.stats, send)
-    logging.asking.service.telling.add(queue)
+    logging.asking.service.events.add(queue)
     await logging.asking.ask("user=bob")
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not faults:

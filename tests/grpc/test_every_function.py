@@ -70,7 +70,7 @@ ENDS_A_CONNECTION = {
     "ServiceCalls._late",
     "ServiceCalls.handle",
     "ServiceCalls.wants_origins",
-    "Telling.wants_origins",
+    "DecisionEvents.wants_origins",
 }
 """What is called while frames are read, or takes what was read, so that the rest is lost."""
 

@@ -44,7 +44,7 @@ async def test_refused_calls_are_told(tmp_path: Path) -> None:
     """Who listens hears of a refused call what was asked, who asked, and that it was refused."""
     ends = ends_of(tmp_path)
     heard = Heard(ends.service)
-    ends.service.telling.tracer = tracer = Keeping()
+    ends.service.events.tracer = tracer = Keeping()
 
     assert not ends.call(waited_us=80_000_000)
     ends.calls.look()
@@ -86,7 +86,7 @@ async def test_only_so_many_are_told_and_the_others_are_counted(tmp_path: Path) 
         return True
 
     queue = DecisionQueue(Settings(decision_log="x"), ends.stats, send)
-    ends.service.telling.add(queue)
+    ends.service.events.add(queue)
     for _ in range(MOST_TOLD + 50):
         assert not ends.call(waited_us=80_000_000)
     ends.calls.look()

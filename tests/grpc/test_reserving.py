@@ -301,15 +301,15 @@ async def test_overrides_hold_for_reservations_as_they_stand(tmp_path: Path) -> 
     gateway = _Direct(asking)
     held = await gateway.reserve(600, "user=a")
     ban = override(BAN, "user=a", domain="llm")
-    asking.service.steering.add([ban])
+    asking.service.overrides.add([ban])
 
     assert await gateway.reserve(1, "user=a") == ""
     assert await gateway.commit(held, 200, "user=a")
-    asking.service.steering.remove([ban])
+    asking.service.overrides.remove([ban])
     assert await gateway.reserve(801, "user=a") == ""
     assert await gateway.reserve(800, "user=a")
 
-    asking.service.steering.add([override(EXEMPT, "user=b", domain="llm")])
+    asking.service.overrides.add([override(EXEMPT, "user=b", domain="llm")])
     exempt = await gateway.reserve(5_000, "user=b")
     assert exempt
     assert not await gateway.commit(exempt, 5_000, "user=b")

@@ -70,7 +70,7 @@ async def test_each_call_brings_its_own_parent(
     Calls that differ in nothing else are one batch to us.
     """
     asking, call = server
-    asking.service.telling.tracer = tracer = Keeping()
+    asking.service.events.tracer = tracer = Keeping()
     began_us = elapsed_us()
     for number in range(1, 6):
         await call(
@@ -98,7 +98,7 @@ async def test_closed_tracer_hears_nothing(
 ) -> None:
     """Headers are read for a tracer only while it is open."""
     asking, call = server
-    asking.service.telling.tracer = tracer = Keeping()
+    asking.service.events.tracer = tracer = Keeping()
     for number, tracer.open in enumerate((True, False, False, True)):
         await call(BODY, timeout=60, metadata=[("traceparent", PARENT.format(number))])
 
@@ -136,7 +136,7 @@ async def test_fault_of_a_tracer_costs_no_answer(
 ) -> None:
     """A call is answered also where its tracer fails."""
     asking, call = server
-    asking.service.telling.tracer = Failing()
+    asking.service.events.tracer = Failing()
 
     assert decode_decision(await call(BODY, timeout=60)).code is Code.OK
 
@@ -146,7 +146,7 @@ async def test_refused_requests_are_told_too(
 ) -> None:
     """A request that cannot be read has a span as well: it says why it was refused."""
     asking, call = server
-    asking.service.telling.tracer = tracer = Keeping()
+    asking.service.events.tracer = tracer = Keeping()
     with pytest.raises(grpc.aio.AioRpcError):
         await call(b"\xff", timeout=60, metadata=[("b3", "0")])
 

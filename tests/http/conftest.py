@@ -18,7 +18,7 @@ from ratelimit_service.model import Code
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.service.caller_history import CallerHistory
-from ratelimit_service.service.overrides import Overrides
+from ratelimit_service.service.overrides.following import Overrides
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
@@ -96,7 +96,7 @@ class AdminSite:
         store = MemoryStore(1_000, asking.stats, asking.health, asking.clock)
         asking.service = asking.served_by(store, asking.settings)
         kept = OverridesInMemory(asking.settings.overrides_file)
-        self.overrides = Overrides(kept, asking.service.steering, asking.stats, asking.clock)
+        self.overrides = Overrides(kept, asking.service.overrides, asking.stats, asking.clock)
         return Deciding(
             asking.settings,
             asking.service,
@@ -109,7 +109,7 @@ class AdminSite:
             store.look,
             store.forget,
             self.overrides,
-            Tail(asking.service.telling),
+            Tail(asking.service.events),
             lines_of(asking.settings.store, lambda _: ""),
             None
             if asking.service.callers is None

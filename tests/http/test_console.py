@@ -207,7 +207,7 @@ async def test_rows_fill_forms(
     await shown(chromium, text_of("#denial-list"))
     filled = [await chosen(chromium, *each) for each in CHOICES]
     inspected = await shown(chromium, text_of("#explanation"), lambda result: "used" in result)
-    steered = await asyncio.to_thread(chromium.run, text_of("#override-rows"))
+    overridden = await asyncio.to_thread(chromium.run, text_of("#override-rows"))
     grant = {"kind": "grant", "domain": "edge", "descriptor": [["user", EVIL]], "hits": 4}
     await site.json_of("/overrides", grant, Content_Type="application/json")
     await shown(chromium, text_of("[data-grant]"), lambda result: result == "4 left")
@@ -216,7 +216,7 @@ async def test_rows_fill_forms(
 
     assert filled == [[element, "edge", f"user={TYPED}"] for *_, element in CHOICES]
     assert "2 per day: 2 used, none left; ends in " in inspected
-    assert steered == ""
+    assert overridden == ""
     assert "local (127.0.0.1) override grant " in changes
     assert f"edge user={TYPED}, 4 hits" in changes
     assert chromium.faults == []

@@ -183,7 +183,7 @@ async def test_who_does_not_read_is_let_go(
 async def test_watching_leaves_the_decision_log_as_it_is(admin: AdminSite) -> None:
     """Who listens already hears of the same decisions while somebody watches, and afterwards."""
     service = admin.asking.service
-    received, tail = Heard(service), Tail(service.telling)
+    received, tail = Heard(service), Tail(service.events)
 
     tail.take()
     for _ in range(6):

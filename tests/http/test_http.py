@@ -72,10 +72,10 @@ async def test_json_says_when_a_ban_ends(site: Site) -> None:
     """A banned caller is denied, and told when it may come back if the ban ends."""
     until_us = site.asking.clock() + 90 * SECOND_US
     for ban, wait in ((override(BAN, until_us=until_us), "90"), (override(BAN), None)):
-        site.asking.service.steering.add([ban])
+        site.asking.service.overrides.add([ban])
         answer = await site.ask("/json", REQUEST)
         assert (answer.status, answer.headers.get("retry-after")) == (429, wait)
-        site.asking.service.steering.remove([ban])
+        site.asking.service.overrides.remove([ban])
 
 
 async def test_json(site: Site) -> None:

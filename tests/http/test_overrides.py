@@ -1,4 +1,4 @@
-"""Decisions steered at the admin listener, by routes and by the command."""
+"""Overrides at the admin listener, by routes and by the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOB = {"domain": "edge", "descriptor": [["user", "bob"]]}
 BOB_LISTED = {"kind": "ban", "domain": "edge", "entries": [["user", "bob"]]}
 
 
-async def test_commands_steer_decisions(operator: Operator) -> None:
+async def test_commands_make_overrides(operator: Operator) -> None:
     """Each command does at once what it says, and is undone by its opposite."""
     assert (await operator.types("ban", "edge", "user=bob")).code == 0
     assert await operator.passed(3) == 0

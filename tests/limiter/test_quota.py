@@ -130,7 +130,7 @@ async def test_failure_policies(tmp_path: Path, policy: FailurePolicy) -> None:
 async def test_bans(tmp_path: Path) -> None:
     """A ban can be taken back."""
     asking = Asking(tmp_path, RULES, settings=TOLD)
-    asking.service.steering.add([override(BAN, "fixed=a")])
+    asking.service.overrides.add([override(BAN, "fixed=a")])
 
     answer = await ask(asking, "fixed=a")
 

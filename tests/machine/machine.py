@@ -237,7 +237,8 @@ class Machine(RuleBasedStateMachine):
         expected = self.expected(number, descriptors, hits, one)
         self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
         self.note(one)
-        names = {key: name for name, key in self.keys.items()}
+        # Others may count on the same key under another name, each alone.
+        names = {hit.key: name for name, hit in zip(self.model.last, one.hits, strict=False)}
         for hit, outcome in one.given_back:
             given = self.model.give_back(self.now, names[hit.key], hit.addend, hit.lease.hex())
             assert outcome is not None
@@ -313,7 +314,7 @@ class Machine(RuleBasedStateMachine):
         at = self.now if kind == "grant" else 0
         one = Override(kind, entries, number, self.overridden, at)
         self.model.overrides.append(one)
-        self.world.steer(one)
+        self.world.override(one)
 
     @rule(which=st.integers(0, 9), then=walk.requested)
     def remove_override(self, which: int, then: Requested) -> None:
@@ -322,7 +323,7 @@ class Machine(RuleBasedStateMachine):
         self.idle = not overrides
         if self.idle:
             return
-        self.world.steer(overrides.pop(which % len(overrides)), away=True)
+        self.world.override(overrides.pop(which % len(overrides)), away=True)
         self.ask_then(then)
 
     @rule(which=st.integers(0, 9), process=st.integers(0, 1), then=walk.requested)

@@ -181,7 +181,7 @@ def test_one_bucket_by_two_rates(
         walk.begin(Settings(), "local", rules)
         override = Override("limit", (("r0", "a"),), 20, 1)
         walk.model.overrides.append(override)
-        world.steer(override)
+        world.override(override)
         walk.decide([([one], 0)], 0)
         walk.set_clock(walk.now + 2 * SECOND)
         for asked in ([one, many], [one, many, lease], [lease]):

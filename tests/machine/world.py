@@ -197,10 +197,10 @@ class Process:
             raise ArithmeticError("a fault of the service's own")
         return self._book.snapshot
 
-    def steer(self, override: Override, *, away: bool) -> None:
+    def override(self, override: Override, *, away: bool) -> None:
         """Puts an override in force, or takes it away."""
-        steering = self._service.steering
-        (steering.remove if away else steering.add)([override])
+        known = self._service.overrides
+        (known.remove if away else known.add)([override])
 
     def swap(self, domains: Mapping[str, Domain]) -> None:
         """Takes over other rules."""
@@ -393,7 +393,7 @@ class World:
         for process in self.processes:
             process.swap(built.domains)
 
-    def steer(self, override: meaning.Override, *, away: bool = False) -> None:
+    def override(self, override: meaning.Override, *, away: bool = False) -> None:
         """Has all processes know of an override, or none any more."""
         entries = tuple(Entry(key, value) for key, value in override.entries)
         kind, number = OverrideKind(override.kind), override.number
@@ -402,7 +402,7 @@ class World:
             f"{override.made:08x}", kind, DOMAIN, entries, made_us, number, "", None, "", ""
         )
         for process in self.processes:
-            process.steer(one, away=away)
+            process.override(one, away=away)
 
     def stores(self) -> Sequence[Store]:
         """The stores of the processes, empty."""

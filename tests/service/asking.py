@@ -125,7 +125,7 @@ class Heard(list[DecisionRecord]):
     def __init__(self, service: Service) -> None:
         super().__init__()
         self.not_told = 0
-        service.telling.add(self)
+        service.events.add(self)
 
     def hear(self, decided: DecidedBatch) -> None:
         self += [decided.record(place) for place in range(len(decided.bodies))]

@@ -40,7 +40,7 @@ async def test_the_rest_of_a_ban_is_told(tmp_path: Path, headers: str, text: str
     """Each denial says how long the ban still lasts; one without an end says nothing of it."""
     asking = Asking(tmp_path, RULES, settings=Settings(headers=headers))
     ban = override(BAN, text, until_us=T + 90 * SECOND_US)
-    asking.service.steering.add([ban])
+    asking.service.overrides.add([ban])
     waits = []
     for _ in range(3):
         decision = await asking.ask(text)
@@ -50,8 +50,8 @@ async def test_the_rest_of_a_ban_is_told(tmp_path: Path, headers: str, text: str
     assert waits[0] == ("90", 90 * SECOND_US)
     assert [wait for wait, _ in waits] == ["90", "61", "31"]
 
-    asking.service.steering.remove([ban])
-    asking.service.steering.add([override(BAN, text)])
+    asking.service.overrides.remove([ban])
+    asking.service.overrides.add([override(BAN, text)])
     decision = await asking.ask(text)
     assert (told(decision), decision.statuses[0].reset_us) == (None, None)
 
@@ -64,7 +64,7 @@ async def test_the_last_of_several_bans_counts(tmp_path: Path) -> None:
         override(BAN, "user=long", until_us=T + 90 * SECOND_US),
         override(BAN, "user=ever"),
     ]
-    asking.service.steering.add(bans)
+    asking.service.overrides.add(bans)
 
     assert told(await asking.ask("user=short", "user=long")) == "90"
     assert told(await asking.ask("user=alice", "user=short")) == "30"
@@ -74,7 +74,7 @@ async def test_the_last_of_several_bans_counts(tmp_path: Path) -> None:
 async def test_a_rule_can_say_nothing(tmp_path: Path) -> None:
     """Where a rule wants no headers a ban has none; the status says it all the same."""
     asking = Asking(tmp_path, RULES, settings=Settings(headers="ietf"))
-    asking.service.steering.add([override(BAN, "own=bob", until_us=T + 90 * SECOND_US)])
+    asking.service.overrides.add([override(BAN, "own=bob", until_us=T + 90 * SECOND_US)])
     decision = await asking.ask("own=bob")
 
     assert decision.response_headers == ()
@@ -89,7 +89,7 @@ async def test_bodies_say_that_it_is_no_limit(
     """The body of a ban names no limit, and how long to wait only if the ban ends."""
     asking = Asking(tmp_path, RULES, settings=Settings(denial_body="json"))
     until_us = None if seconds is None else T + seconds * SECOND_US
-    asking.service.steering.add([override(BAN, text, until_us=until_us)])
+    asking.service.overrides.add([override(BAN, text, until_us=until_us)])
     body = json.loads((await asking.ask(text)).raw_body)
 
     assert body.pop("retry_after", None) == seconds
@@ -101,7 +101,7 @@ async def test_the_client_knows_the_wait(tmp_path: Path, seconds: int | None) ->
     """The client library has the ban's rest as `retry_after`, without a limit."""
     asking = Asking(tmp_path, RULES)
     until_us = None if seconds is None else T + seconds * SECOND_US
-    asking.service.steering.add([override(BAN, until_us=until_us)])
+    asking.service.overrides.add([override(BAN, until_us=until_us)])
     request = Request("edge", (descriptor("user=bob"),))
     (answer,) = await asking.service.decide([wire.encode_request(request)])
 

@@ -36,7 +36,7 @@ descriptors:
 RULE = ("edge", "user")
 
 
-class BoardInMemory:
+class RecordsInMemory:
     """Records of several processes, without the servers in between."""
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class BoardInMemory:
         return self.records.get(name, {})
 
 
-def history_of(asking: Asking, board: BoardInMemory | None = None) -> CallerHistory:
+def history_of(asking: Asking, shared: RecordsInMemory | None = None) -> CallerHistory:
     assert asking.service.callers is not None
-    return CallerHistory(asking.service.callers, board, asking.clock)
+    return CallerHistory(asking.service.callers, shared, asking.clock)
 
 
 def shown(stretch: Stretch, order: CallerOrder = CallerOrder.OVER) -> list[tuple[str, int]]:
@@ -132,10 +132,10 @@ async def test_who_is_counted_together_is_one_caller(tmp_path: Path) -> None:
 
 async def test_several_processes_are_one(tmp_path: Path) -> None:
     """Each tells of the others what they have left, also of those that have ended."""
-    board = BoardInMemory()
+    shared = RecordsInMemory()
     one = Asking(tmp_path, RULES)
     other = Asking(tmp_path, RULES)
-    first, second = history_of(one, board), history_of(other, board)
+    first, second = history_of(one, shared), history_of(other, shared)
     await one.ask("user=ann", hits=11)
     await other.ask("user=ann", hits=20)
     await other.ask("user=bob", hits=12)
@@ -156,13 +156,13 @@ async def test_several_processes_are_one(tmp_path: Path) -> None:
 
 async def test_records_are_bounded_and_foreign_ones_left_out(tmp_path: Path) -> None:
     """A record has 16 kB at most, however many callers there are; what is none is not heard."""
-    board = BoardInMemory()
+    shared = RecordsInMemory()
     asking = Asking(tmp_path, RULES)
-    history = history_of(asking, board)
+    history = history_of(asking, shared)
     for number in range(3 * MOST_CALLERS):
         await asking.ask(f"user={number:040}", hits=11)
     await history.leave()
-    (records,) = [each for name, each in board.records.items() if "minute" in name]
+    (records,) = [each for name, each in shared.records.items() if "minute" in name]
     assert 0 < len(records[history.id]) <= 1 << 14
     for number, record in enumerate((b"", b"7", b"[7]", b"[[1,2,3]]", b'[["a","b",{},{}]]')):
         records[f"stranger-{number}"] = record

@@ -205,7 +205,7 @@ async def test_peeks(enqueued: Enqueued) -> None:
 
 async def test_bans(enqueued: Enqueued) -> None:
     """What an operator bans is not queued, whatever its rule says."""
-    enqueued.service.steering.add([override(BAN, "user=ann")])
+    enqueued.service.overrides.add([override(BAN, "user=ann")])
 
     answer = await enqueued.ask("user=ann")
 

@@ -143,7 +143,7 @@ async def test_denied_hits_that_count_are_given_back(asking: Asking, failing: Fa
 
 async def test_granted_hits_are_given_back_to_the_grant(asking: Asking, failing: Failing) -> None:
     """Hits come back to the counter that they were charged on: a grant's, or the limit's."""
-    asking.service.steering.add([override(GRANT, text, 2) for text in GRANTED])
+    asking.service.overrides.add([override(GRANT, text, 2) for text in GRANTED])
     for _ in range(2):
         answer = await asking.answer(request(*ALL))
         assert isinstance(answer, Refusal), answer
@@ -203,7 +203,7 @@ async def test_a_store_that_fails_behind_a_charge(tmp_path: Path, granted: bool)
     store = Raising()
     asking = Asking(tmp_path, RULES, store=store)
     if granted:
-        asking.service.steering.add([override(GRANT, "fixed=x", 4)])
+        asking.service.overrides.add([override(GRANT, "fixed=x", 4)])
     answer = await asking.answer(request("fixed=x", "log=x", hits=3))
     assert isinstance(answer, Refusal), answer
     store.go_on()
@@ -229,7 +229,7 @@ async def test_an_answer_that_comes_twice_gives_nothing_back(tmp_path: Path) -> 
 async def test_a_queue_without_places(tmp_path: Path, hits: int) -> None:
     """A queue that an override leaves no hits answers who looks, and denies who asks."""
     asking = Asking(tmp_path, RULES)
-    asking.service.steering.add([override(LIMIT, "queue=x", 0)])
+    asking.service.overrides.add([override(LIMIT, "queue=x", 0)])
     look = descriptor("queue=x", addend=0)
     for _ in range(2):
         decision = await asking.ask("fixed=x", descriptor("queue=x", addend=hits))

@@ -146,7 +146,7 @@ async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> 
     """A large request with overrides takes a turn more than one without: to apply them."""
     asking, store = scene
     taken = (Entry("user", "1*"),)
-    asking.service.steering.add([Override("a", OverrideKind.LIMIT, "edge", taken, T, 50)])
+    asking.service.overrides.add([Override("a", OverrideKind.LIMIT, "edge", taken, T, 50)])
     told: list[Answer] = []
 
     asking.service.submit(CallbackBatch([body(200)], told.extend))
@@ -162,12 +162,12 @@ async def test_what_overrides_touch_is_charged_in_a_later_turn(scene: Scene) -> 
 async def test_overrides_that_change_while_a_request_is_planned(scene: Scene) -> None:
     """A ban of meanwhile holds for the same request when it comes again, at the latest."""
     asking, store = scene
-    steering = asking.service.steering
-    steering.add([Override("a", OverrideKind.LIMIT, "edge", (Entry("user", "1*"),), T, 50)])
+    overrides = asking.service.overrides
+    overrides.add([Override("a", OverrideKind.LIMIT, "edge", (Entry("user", "1*"),), T, 50)])
     told: list[Answer] = []
 
     asking.service.submit(CallbackBatch([body(200)], told.extend))
-    steering.add([Override("b", OverrideKind.BAN, "edge", (Entry("user", "5*"),), T)])
+    overrides.add([Override("b", OverrideKind.BAN, "edge", (Entry("user", "5*"),), T)])
     await store.turns.until(lambda: bool(told))
     told.clear()
     asking.service.submit(CallbackBatch([body(200)], told.extend))

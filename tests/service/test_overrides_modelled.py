@@ -113,10 +113,10 @@ async def test_decisions_are_as_the_stated_order_says(tmp_path: Path, seed: int)
                 made_us=asking.now_us,
             )
             model.overrides.append(one)
-            asking.service.steering.add([one])
+            asking.service.overrides.add([one])
         elif dice < 0.2 and model.overrides:
             gone = model.overrides.pop(chance.randrange(len(model.overrides)))
-            asking.service.steering.remove([gone])
+            asking.service.overrides.remove([gone])
         else:
             keys = chance.choices(list(values), k=chance.choice([1, 1, 2]))
             entries = [Entry(key, chance.choice(values[key])) for key in keys]
@@ -143,11 +143,11 @@ async def test_what_is_remembered_is_as_what_is_planned_anew(tmp_path: Path) -> 
             kind, until_us = chance.choice(Model.KINDS), asking.now_us + 5_000_000
             text = chance.choice(["user=*", "user=bob", "plan=*"])
             known.append(override(kind, text, 1, until_us=until_us))
-            remembers.steering.add(known[-1:])
+            remembers.overrides.add(known[-1:])
         elif known and chance.random() < 0.1:
-            remembers.steering.remove([known.pop(0)])
+            remembers.overrides.remove([known.pop(0)])
         fresh = asking.served_by(Roomy(), asking.settings)
-        fresh.steering.add(known)
+        fresh.overrides.add(known)
         texts = chance.choices(["user=bob", "user=al", "plan=a", "nobody=x"], k=2)
         body = wire.encode_request(Request("edge", tuple(map(descriptor, texts))))
         for _ in range(3):

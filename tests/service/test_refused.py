@@ -116,7 +116,7 @@ async def test_store_that_does_not_answer_each_request(
     """Whatever a store forgets, each request has an answer, also one with overrides."""
     service = asking(USER, store=Short())
     if kind is not None:
-        service.service.steering.add([override(kind, "user=x", 7)])
+        service.service.overrides.add([override(kind, "user=x", 7)])
     body = encode_request(Request("edge", (descriptor("user=x"),)))
 
     async with asyncio.timeout(PATIENCE_SECONDS):

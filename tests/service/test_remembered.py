@@ -179,15 +179,15 @@ def test_overrides_hold_whatever_is_remembered(
         bodies.append(bytes(encoded))
 
     for number, override in enumerate(overrides):
-        used.steering.add([override])
+        used.overrides.add([override])
         for body in bodies:
             expected_of, store = fresh()
-            expected_of.steering.add(overrides[: number + 1])
+            expected_of.overrides.add(overrides[: number + 1])
             expected = decided(expected_of, store, body)
             for _ in range(3 if asked_before[number % len(asked_before)] else 1):
                 assert decided(used, used_store, body) == expected
     for override in overrides:
-        used.steering.remove([override])
+        used.overrides.remove([override])
     for body in bodies:
         assert decided(used, used_store, body) == decided(*fresh(), body)
 
@@ -233,11 +233,11 @@ def test_no_bytes_evade_a_ban(tmp_path: Path, descriptor: bytes) -> None:
         for name in ("bob", "ann")
     )
     assert [code() for _ in range(3)] == [Code.OK] * 3
-    service.steering.add([ann])
+    service.overrides.add([ann])
     assert [code() for _ in range(3)] == [Code.OK] * 3
     assert [code(other=True) for _ in range(3)] == [Code.OK] * 3
-    service.steering.add([bob])
+    service.overrides.add([bob])
     assert [code() for _ in range(3)] == [Code.OVER_LIMIT] * 3
     assert [code(other=True) for _ in range(3)] == [Code.OVER_LIMIT] * 3
-    service.steering.remove([bob])
+    service.overrides.remove([bob])
     assert [code() for _ in range(3)] == [Code.OK] * 3

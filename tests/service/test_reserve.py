@@ -123,7 +123,7 @@ async def test_an_override_keeps_the_reserve(
     """Another number leaves the same part of it to the others, by every algorithm."""
     whole = 12 if way == "token" else 10
     left = -(-whole // 5)
-    asking.service.steering.add([override(LIMIT, f"{way}=x", number)])
+    asking.service.overrides.add([override(LIMIT, f"{way}=x", number)])
     passes = -((left - whole) // part) if part else 0
 
     assert await passing(asking, *[f"{way}=x"] * (passes + 1)) == "+" * passes + "-"
@@ -133,7 +133,7 @@ async def test_an_override_keeps_the_reserve(
 
 async def test_a_higher_number_leaves_its_part(asking: Asking) -> None:
     """Of twice the number twice the reserve is left, and the answer shows what remains of it."""
-    asking.service.steering.add([override(LIMIT, "sliding=x", 20), override(LIMIT, "leaky=x", 20)])
+    asking.service.overrides.add([override(LIMIT, "sliding=x", 20), override(LIMIT, "leaky=x", 20)])
 
     for text in ("sliding=x", "leaky=x"):
         answer = await asking.ask(text)

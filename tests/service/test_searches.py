@@ -173,7 +173,7 @@ async def test_long_values_where_overrides_are(
 ) -> None:
     """It is the same where an override is in force for a part of the call."""
     asking, turns = Asking(tmp_path, RULES), Turns()
-    asking.service.steering.add([override(LIMIT, "user=alice", 7)])
+    asking.service.overrides.add([override(LIMIT, "user=alice", 7)])
     searched = Searched(monkeypatch, turns)
 
     (answer,) = await asked(asking, turns, [body(range(20))])

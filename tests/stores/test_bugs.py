@@ -167,7 +167,7 @@ def failing(method: Callable[..., object], times: int) -> Callable[..., object]:
         (CallWindow, "landed", 2),
         (RedisConnection, "_hand_on_some", 1),
         (RedisConnection, "_hand_on", 1),
-        (RedisConnection, "_take", 1),
+        (RedisConnection, "data_received", 1),
     ],
     ids=lambda each: each.__name__ if isinstance(each, type) else None,
 )

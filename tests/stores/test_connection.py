@@ -84,7 +84,7 @@ class Way:
 
     def ask(self, count: int) -> None:
         for number in range(count):
-            self.connection.send([("PING",)], [partial(self.tell, number)])
+            self.connection.send(("PING",), partial(self.tell, number))
 
     def tell(self, number: int, reply: Reply) -> None:
         self.told.append((number, reply is not None))
@@ -137,7 +137,7 @@ async def test_replies_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     way, client = Way(), Bytes(3, take_a_turn)
     for number in range(7):
-        way.connection.send([("PING",)], [partial(take_a_third, number)])
+        way.connection.send(("PING",), partial(take_a_third, number))
     shared_scheduler().add(client)
 
     way.say(7)
@@ -154,7 +154,8 @@ async def test_a_reply_without_end() -> None:
     connection = RedisConnection()
     connection.connection_made(Wire())
     replies: list[Reply] = []
-    connection.send([["PING"], ["PING"]], [replies.append, replies.append])
+    for _ in range(2):
+        connection.send(("PING",), replies.append)
     whole, part = b"$1000000\r\n" + bytes(1_000_000) + b"\r\n", bytes(1 << 20)
 
     connection.data_received(whole)
@@ -257,8 +258,8 @@ async def test_distrusted_with_replies_read() -> None:
     """If a reply does not fit its call, none that was read behind it is believed."""
     way = Way()
     way.ask(3)
-    way.connection.send([("PING",)], [lambda _: way.connection.distrust()])
-    way.connection.send([("PING",)], [partial(way.tell, 3)])
+    way.connection.send(("PING",), lambda _: way.connection.distrust())
+    way.connection.send(("PING",), partial(way.tell, 3))
 
     way.say(5)
 

@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_service.decision_log.line import lines_of
 from ratelimit_service.model import SECOND_US, Hit
-from ratelimit_service.service.overrides import Overrides
+from ratelimit_service.service.overrides.following import Overrides
 from ratelimit_service.service.questions import Deciding, QuestionError
 from ratelimit_service.service.questions.registry import QUESTIONS
 from ratelimit_service.service.tail import Tail
@@ -120,8 +120,8 @@ def deciding(asking: Asking, store: Store) -> Deciding:
         store.shard_of if isinstance(store, RedisStore) else lambda _: "",
         store.look,
         store.forget,
-        Overrides(OverridesInMemory(), asking.service.steering, asking.stats, asking.clock),
-        Tail(asking.service.telling),
+        Overrides(OverridesInMemory(), asking.service.overrides, asking.stats, asking.clock),
+        Tail(asking.service.events),
         lines_of(asking.settings.store, lambda _: ""),
     )
 

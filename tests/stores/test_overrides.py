@@ -25,7 +25,7 @@ from tests.service.asking import Asking
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T, charged
 from tests.stores.conftest import Time
-from tests.stores.steered import Process, Processes
+from tests.stores.overriding import Process, Processes
 
 
 @pytest.fixture(params=["redis", "ring", "cluster"])
@@ -151,7 +151,7 @@ async def test_changes_are_in_force_within_a_second(processes: Processes) -> Non
     one, other = await processes.start(), await processes.start()
     async with other.overrides.followed():
         await one.overrides.change([override(BAN)], [])
-        while not other.steering.active:
+        while not other.in_force.active:
             await asyncio.sleep(0.01)
 
 
@@ -206,12 +206,12 @@ async def test_overrides_that_end_together_hold_nothing_up(clock: Time) -> None:
     await process.overrides.change(many, [])
     most = 0
     for moment, left in ((T + 1, many[::3]), (T + 2, [])):
-        clock.now_us, before = moment, process.steering.active
+        clock.now_us, before = moment, process.in_force.active
         refreshing = asyncio.create_task(process.overrides.refresh())
         while not refreshing.done():
             await asyncio.sleep(0)
-            most = max(most, before - process.steering.active)
-            before = process.steering.active
+            most = max(most, before - process.in_force.active)
+            before = process.in_force.active
         assert sorted(each.id for each in process.known) == sorted(each.id for each in left)
     assert 0 < most <= 50
 
@@ -280,7 +280,7 @@ async def test_grants_are_spent_wherever_counters_lie(processes: Processes, tmp_
         directory = tmp_path / str(number)
         directory.mkdir()
         asking = Asking(directory, RULES, store=await processes.store())
-        asking.service.steering.add(grants)
+        asking.service.overrides.add(grants)
         services.append(asking)
     names = [f"user=v{number}" for number in range(6)]
 

@@ -13,7 +13,7 @@ from ratelimit_service.stores.overrides import OverridesInMemory
 from tests.service.overriding import BAN, LIMIT, override
 from tests.stores.cases import T
 from tests.stores.conftest import Time
-from tests.stores.steered import Process
+from tests.stores.overriding import Process
 
 
 async def test_overrides_are_kept_in_a_file(tmp_path: Path, clock: Time) -> None:

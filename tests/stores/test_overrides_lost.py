@@ -25,7 +25,7 @@ from tests.servers.cluster import RedisCluster, SlotMove
 from tests.servers.redis import RedisServer
 from tests.service.overriding import BAN, EXEMPT, LIMIT, override
 from tests.stores.conftest import Time
-from tests.stores.steered import Process, Processes
+from tests.stores.overriding import Process, Processes
 
 
 async def test_overrides_hold_while_redis_is_away(

@@ -20,8 +20,8 @@ from tests.servers.sentinel import NAME, Watched
 from tests.service.overriding import BAN, LIMIT, override
 from tests.stores.cases import charged, hit
 from tests.stores.conftest import Time
+from tests.stores.overriding import Process
 from tests.stores.redis_store import started
-from tests.stores.steered import Process
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ class Traced:
         self.spans = Spans(
             settings, lambda answer: self.sent.extend(json.loads(answer)), lambda _: "s", clock
         )
-        self.asking.service.telling.tracer = self.spans
+        self.asking.service.events.tracer = self.spans
 
     async def ask(self, *headers: Headers, body: bytes = BODY) -> list[dict[str, object]]:
         """Asks once for each of these; the spans of that."""
@@ -136,7 +136,7 @@ async def test_refusals_of_ours_are_errors(tmp_path: Path) -> None:
     traced = Traced(tmp_path)
     rules = RULES.replace("requests_per_unit: 1}", "requests_per_unit: 1, failure_policy: error}")
     traced.asking = Asking(tmp_path, rules, store=Away())
-    traced.asking.service.telling.tracer = traced.spans
+    traced.asking.service.events.tracer = traced.spans
     (span,) = await traced.ask(SAMPLED)
 
     assert "the store gave no answer" in str(span["error"])
@@ -178,7 +178,7 @@ async def test_collector_gets_spans_over_both_transports(
     _, server = collector
     asking = Asking(tmp_path, RULES)
     settings = Settings(rules="", otel_traces=True, otel_sampling_ratio=0.0)
-    asking.service.telling.tracer = spans = Spans(settings, otlp.send_spans, lambda _: "")
+    asking.service.events.tracer = spans = Spans(settings, otlp.send_spans, lambda _: "")
     for transport in TRANSPORTS:
         health = Health()
         ours = TRANSPORTS[transport]("127.0.0.1:0", asking.service, health)

@@ -1,4 +1,4 @@
-"""`/overrides`, `/reset` and `/audit`: decisions steered, and who has done it."""
+"""`/overrides`, `/reset` and `/audit`: what decides in place of the rules, and who says so."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Audited(NamedTuple):
     cursor: str
 
 
-class _Steering:
+class _Overrides:
     """The handlers."""
 
     def __init__(self, operating: Operating) -> None:
@@ -194,22 +194,22 @@ def _opened(path: str) -> int:
 
 def routes(operating: Operating) -> Iterator[Route]:
     """The routes of this file."""
-    steering = _Steering(operating)
+    overrides = _Overrides(operating)
     yield Route(
         "GET",
         "/overrides",
         "the overrides in force (?newest=N, ?domain=D&descriptor=key=value,… those that take it)",
-        steering.overrides,
+        overrides.overrides,
     )
     does = (
         "add one: kind, domain, descriptor, requests or hits, limit, for_seconds or until, reason"
     )
-    yield Route("POST", "/overrides", does, steering.add)
+    yield Route("POST", "/overrides", does, overrides.add)
     does = "add the overrides of a list, all or none (check: only say what would be done)"
-    yield Route("POST", "/overrides/import", does, steering.import_some)
+    yield Route("POST", "/overrides/import", does, overrides.import_some)
     does = "end those of a kind for a domain and a descriptor, or one by its id"
-    yield Route("POST", "/overrides/remove", does, steering.remove)
-    yield Route("DELETE", "/overrides/{id}", "end one", steering.remove_one)
+    yield Route("POST", "/overrides/remove", does, overrides.remove)
+    yield Route("DELETE", "/overrides/{id}", "end one", overrides.remove_one)
     does = "let the counters of a domain and a descriptor start again"
-    yield Route("POST", "/reset", does, steering.reset)
-    yield Route("GET", "/audit", "the last changes and who made them (?most=100)", steering.audit)
+    yield Route("POST", "/reset", does, overrides.reset)
+    yield Route("GET", "/audit", "the last changes and who made them (?most=100)", overrides.audit)

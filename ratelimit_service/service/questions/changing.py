@@ -1,6 +1,6 @@
 """A change of overrides or counters, made with its record: who, from where, what and why.
 
-What must not live here: what may be changed, and what its maker is told (`steering`, `importing`).
+What must not live here: what may be changed, and what its maker is told (`overrides`, `importing`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
   `more` there are by it, and how many are in force.
 
 Whoever asks is who has made them. An override with the id of another one, or about the same, takes
-its place. What must not live here: what one override needs to be made (`steering`).
+its place. What must not live here: what one override needs to be made (`overrides`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.model.override import FORMAT
 from ratelimit_service.service.questions.changing import audit_line, change
-from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
-from ratelimit_service.service.questions.steering import (
+from ratelimit_service.service.questions.overrides import (
     MOST_LISTED,
     ending_of,
     lost_by,
     new_override_id,
     notes_of,
 )
+from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 from ratelimit_service.text.descriptors import override_text
 
 __all__ = ["QUESTION"]
@@ -43,7 +43,7 @@ _AT_ONCE: Final = 5
 """So many are looked at between batches of requests: each is planned by the rules."""
 
 
-class _Wish(NamedTuple):
+class _Change(NamedTuple):
     """An override that is to be added, and those whose place it takes."""
 
     override: Override
@@ -60,7 +60,7 @@ async def _import_now(deciding: Deciding, about: About) -> object:
     if not isinstance(said, list) or not 0 < len(said) <= MOST_LISTED:
         raise QuestionError(f"overrides must be a list of 1 to {MOST_LISTED} overrides")
     ended = unchanged = 0
-    wishes: list[_Wish] = []
+    changes: list[_Change] = []
     notes: list[str] = []
     seen: set[object] = set()
     async for fields in slowly(said, _AT_ONCE):
@@ -81,28 +81,28 @@ async def _import_now(deciding: Deciding, about: About) -> object:
             continue
         noted += lost_by(override, replaced)
         notes += [f"{_named(override)}: {note}" for note in noted]
-        wishes.append(_Wish(override, replaced))
-    gone = {each.id: each for wish in wishes for each in wish.replaced}
-    patterns = sum(not wish.override.exact for wish in wishes)
+        changes.append(_Change(override, replaced))
+    gone = {each.id: each for change in changes for each in change.replaced}
+    patterns = sum(not change.override.exact for change in changes)
     patterns -= sum(not each.exact for each in gone.values())
     if patterns > 0 and deciding.overrides.patterns + patterns > MAX_PATTERNS:
         raise too_many_patterns()
     told: dict[str, object] = {
-        "added": len(wishes) - len(gone),
+        "added": len(changes) - len(gone),
         "replaced": len(gone),
         "unchanged": unchanged,
         "ended": ended,
-        "more": {"overrides": len(wishes) - len(gone), "patterns": patterns},
+        "more": {"overrides": len(changes) - len(gone), "patterns": patterns},
         "in_force": {
-            "overrides": deciding.service.steering.active,
+            "overrides": deciding.service.overrides.active,
             "patterns": deciding.overrides.patterns,
         },
         "notes": notes,
     }
-    if about.get("check") or not wishes:
+    if about.get("check") or not changes:
         return told
-    audit = [audit_line(deciding, about, "import", old, [new]) for new, old in wishes]
-    await change(deciding, [wish.override for wish in wishes], list(gone), *audit)
+    audit = [audit_line(deciding, about, "import", old, [new]) for new, old in changes]
+    await change(deciding, [change.override for change in changes], list(gone), *audit)
     return {**told, "audit": audit}
 
 

@@ -81,9 +81,9 @@ async def _told(deciding: Deciding, about: About) -> object:
     declared = planned.declared
     explained = explain(at_moment(deciding.snapshot(), now_us()), domain, descriptor)
     now = deciding.overrides.clock()
-    meeting = deciding.service.steering.meeting(domain, descriptor.entries, now)
-    steered = apply_overrides([planned], [meeting], now, deciding.settings)
-    limits = _in_force(planned, steered)
+    meeting = deciding.service.overrides.meeting(domain, descriptor.entries, now)
+    overridden = apply_overrides([planned], [meeting], now, deciding.settings)
+    limits = _in_force(planned, overridden)
     # A limit so high that nothing reaches it: then hits beyond the limit's own are told, too.
     peeks = [
         Hit(hit.key, limit.spec.as_counted(), 0)
@@ -94,7 +94,7 @@ async def _told(deciding: Deciding, about: About) -> object:
         for limit, hit in zip(limits, planned.hits, strict=True)
         if limit.spec.holds
     ]
-    grants = _grants(planned, meeting, steered)
+    grants = _grants(planned, meeting, overridden)
     each_grant = [(grant, hit) for granted in grants for grant, hit in granted]
     found = await deciding.look_at([*peeks, *[hit for _, hit in each_grant], *beside])
     looks, grants_looks = found[: len(peeks)], iter(found[len(peeks) :])
@@ -105,7 +105,7 @@ async def _told(deciding: Deciding, about: About) -> object:
         counter = _counter(limit, peek, look, deciding.shard_of(peek))
         if limit.spec.holds:
             _add_held(counter, next(beside_looks))
-        if deciders := _deciders(steered, meeting, of_rule):
+        if deciders := _deciders(overridden, meeting, of_rule):
             counter["rule_limit"] = limit_text(of_rule.limit)
             counter["by_override"] = [{"kind": each.kind, "id": each.id} for each in deciders]
         if granted:
@@ -128,9 +128,9 @@ async def _told(deciding: Deciding, about: About) -> object:
     }
 
 
-def _in_force(planned: Plan, steered: OverriddenPlans) -> list[CompiledLimit]:
+def _in_force(planned: Plan, overridden: OverriddenPlans) -> list[CompiledLimit]:
     """Each limit of a rule as overrides leave it; the rule's own if they let nothing be counted."""
-    (plan,) = steered.plans
+    (plan,) = overridden.plans
     known = {hit.key: limit for limit, hit in zip(plan.rule.limits, plan.hits, strict=True)}
     return [
         known.get(hit.key, limit)
@@ -139,10 +139,10 @@ def _in_force(planned: Plan, steered: OverriddenPlans) -> list[CompiledLimit]:
 
 
 def _deciders(
-    steered: OverriddenPlans, meeting: Sequence[Override], limit: CompiledLimit
+    overridden: OverriddenPlans, meeting: Sequence[Override], limit: CompiledLimit
 ) -> list[Override]:
     """The overrides that decide in a limit's place; grants do so only where they raise it."""
-    (plan,) = steered.plans
+    (plan,) = overridden.plans
     if plan.rule.kind is Kind.BANNED:
         return list(plan.rule.overrides)
     raising = limit.spec.algorithm.leases
@@ -154,10 +154,10 @@ def _deciders(
 
 
 def _grants(
-    planned: Plan, meeting: Sequence[Override], steered: OverriddenPlans
+    planned: Plan, meeting: Sequence[Override], overridden: OverriddenPlans
 ) -> list[list[tuple[Override, Hit]]]:
     """The grants of each limit that holds now, with what looks at their counters."""
-    known = {hit.key: hit for hit in steered.hits}
+    known = {hit.key: hit for hit in overridden.hits}
     return [
         [
             (grant, found._replace(addend=0, mode=Mode.ENFORCED))

@@ -19,7 +19,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.caller_history import CallerHistory
-from ratelimit_service.service.overrides import Overrides
+from ratelimit_service.service.overrides.following import Overrides
 from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tail import Tail

@@ -9,9 +9,9 @@ from ratelimit_service.service.questions import (
     denials,
     importing,
     inspection,
+    overrides,
     process,
     queues,
-    steering,
 )
 from ratelimit_service.service.questions.question import Question
 
@@ -26,6 +26,6 @@ QUESTIONS: Final[dict[str, Question]] = {
         inspection.QUESTION,
         process.QUESTION,
         queues.QUESTION,
-        *steering.QUESTIONS,
+        *overrides.QUESTIONS,
     )
 }

@@ -24,12 +24,9 @@ from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER, PRIORITIES
 from ratelimit_service.stores.corrupt_state import CorruptState
-from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch, Retry
 from ratelimit_service.stores.redis.call_window import NO_PRIORITY, CallWindow
 from ratelimit_service.stores.redis.connection import (
-    Answered,
-    Command,
     RedisConnection,
     Reply,
 )
@@ -109,12 +106,12 @@ class Batches:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent, or for a reply."""
-        return self._window.empty and not any(self._queues)
+        return not self._window.under_way and not any(self._queues)
 
     @property
     def under_way(self) -> int:
         """How many script calls have no reply yet."""
-        return sum(self._window.by_priority)
+        return self._window.under_way
 
     @property
     def waiting(self) -> int:
@@ -161,7 +158,7 @@ class Batches:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
         self._queues[urgency.priority].append(batch)
-        if not self._sending and (self._window.empty or urgency.priority < self._below):
+        if not self._sending and (not self._window.under_way or urgency.priority < self._below):
             self._sending = True
             self._scheduler.before_write(self._send)
 
@@ -189,9 +186,8 @@ class Batches:
         if len(self._held) >= _MAX_HELD:
             lost = self._held.popleft()
             if not self._stats.lost_give_backs["overflow"]:
-                log.warning(
-                    "Redis at %s is away: too much waits to be given back", self._server.name
-                )
+                away = self._server.name
+                log.warning("Redis at %s is away: too much waits to be given back", away)
             self._fail(lost, range(lost.sent, len(lost.requests)), "overflow")
         self._held.append(batch)
 
@@ -219,15 +215,14 @@ class Batches:
         """Requests of priorities below this number may be sent now."""
         window = self._window
         below = window.below()
-        return (
-            PRIORITIES if below < PRIORITIES and window.has_room and self._fills_a_call else below
-        )
+        more = below < PRIORITIES and window.has_room and self._fills_a_call
+        return PRIORITIES if more else below
 
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
         while any(self._queues):
-            below = PRIORITIES if self._window.empty else self._below
+            below = self._below if self._window.under_way else PRIORITIES
             if not any(self._queues[:below]):
                 return
             connection = self._server.connection
@@ -312,8 +307,7 @@ class Batches:
             deadline_us = min(deadline_us, now_us + self._server.timeout_us)
         not_after_us = self._server.clock.not_after(deadline_us)
         if self.slot is None:
-            call = self._call_of(_ONLY, calls, now_us)
-            count = call.add(batch, taken, not_after_us)
+            count = self._call_of(_ONLY, calls, now_us).add(batch, taken, not_after_us)
         else:
             count, size = 0, sum([call.weight for call in calls.values()])
             for at in taken:
@@ -323,6 +317,7 @@ class Batches:
                     break
                 size += call.weight
                 count += 1
+                batch.sent = at + 1  # for the case that the next one fails
         if count < len(taken):
             stop = taken[count]
         batch.sent = stop
@@ -350,34 +345,25 @@ class Batches:
             last.priority = min(last.priority, call.priority)
             call.priority = NO_PRIORITY
         self._window.sent(last.priority, last.sent_us)
-        self._write(connection, calls, self._script, asking)
+        for call in calls:
+            self._write(connection, call, self._script, asking)
 
     def _write(
-        self,
-        connection: RedisConnection,
-        calls: Sequence[ScriptCall],
-        script: tuple[str, str],
-        asking: bool,
+        self, connection: RedisConnection, call: ScriptCall, script: tuple[str, str], asking: bool
     ) -> None:
-        """Sends script calls in one write, by EVALSHA or EVAL."""
-        judge, prefix = self._server.clock.given is not None, self._key_prefix
-        commands: list[Command] = []
-        replied: list[Answered] = []
+        """Sends a script call, by EVALSHA or EVAL."""
+        judge = self._server.clock.given is not None
         try:
-            for call in calls:
-                if asking:
-                    commands.append(["ASKING"])
-                    replied.append(_ignore)
-                words = call.arguments(judge=judge, prefix=prefix)
-                commands.append((*script, *words, call.number))
-                replied.append(partial(self._replied, connection, call, script[0], asking))
-            connection.send(commands, replied)
+            words = call.arguments(judge, self._key_prefix)
+            if asking:
+                connection.send(("ASKING",), _ignore)
+            replied = partial(self._replied, connection, call, script[0], asking)
+            connection.send((*script, *words, call.number), replied)
         except Exception as error:
-            self._window.landed(calls[-1].priority, elapsed_us())
+            self._window.landed(call.priority, elapsed_us())
             self._bugs.note("hits could not be sent to Redis", error)
-            for call in calls:
-                for batch, indexes in call.parts:
-                    self._fail(batch, indexes, "internal")
+            for batch, indexes in call.parts:
+                self._fail(batch, indexes, "internal")
 
     def _replied(
         self,
@@ -390,7 +376,7 @@ class Batches:
         """Takes the reply to a call that was sent by EVALSHA or EVAL."""
         error = reply if isinstance(reply, hiredis.ReplyError) else None
         if error and sent_by == "EVALSHA" and self._wants_text(connection, error):
-            self._write(connection, [call], ("EVAL", SCRIPT), asking)
+            self._write(connection, call, ("EVAL", SCRIPT), asking)
             return
         now_us = elapsed_us()
         self._window.landed(call.priority, now_us)
@@ -461,7 +447,7 @@ class Batches:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         # What lies in one slot and is refused all the same would be refused each time it is sent.
-        in_vain = crosses_slots(error) and _are_in_one_slot(call)
+        in_vain = crosses_slots(error) and call.in_one_slot
         redirect = None if in_vain else self._redirect
         remaining = [
             (batch, indexes)
@@ -513,11 +499,6 @@ class Batches:
                 batch.failed([index], "overloaded")
         if again:
             self._queues[batch.urgency.priority].appendleft(Retry(batch, again))
-
-
-def _are_in_one_slot(call: ScriptCall) -> bool:
-    hits = [hit for batch, indexes in call.parts for at in indexes for hit in batch.requests[at]]
-    return len({slot_of(hit.key) for hit in hits}) <= 1
 
 
 def _ignore(_: Reply) -> None: ...

@@ -36,11 +36,13 @@ NO_PRIORITY: Final = -1
 class CallWindow:
     """The calls to one server that are under way."""
 
-    __slots__ = ("_idle_us", "_limit", "_sent_us", "by_priority", "full", "reply_us")
+    __slots__ = ("_idle_us", "_limit", "_sent_us", "by_priority", "full", "reply_us", "under_way")
 
     def __init__(self) -> None:
         self.by_priority = [0] * PRIORITIES
         """How many writes of calls have no reply yet, by the smallest priority in them."""
+        self.under_way = 0
+        """How many that are."""
         self._limit = _IN_FLIGHT
         """So many full calls may be under way. While they wait for this process to look, and not
         for the server, one is added at each reply."""
@@ -57,37 +59,35 @@ class CallWindow:
         and this moves on by as much, so that no time counts twice."""
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing is under way."""
-        return not any(self.by_priority)
-
-    @property
     def has_room(self) -> bool:
         """Whether one more call may be under way if it is a full one."""
-        return sum(self.by_priority) < self._limit
+        return self.under_way < self._limit
 
     def sent(self, priority: int, now_us: int) -> None:
         """Notes that calls are sent; `priority` is the smallest in them."""
         self.by_priority[priority] += 1
+        self.under_way += 1
         self._sent_us = now_us
 
     def landed(self, priority: int, now_us: int) -> None:
         """Notes that the last call of a write has its reply, or will have none."""
-        if priority == NO_PRIORITY:
+        if priority == NO_PRIORITY or not self.by_priority[priority]:
             return
-        self.by_priority[priority] = max(0, self.by_priority[priority] - 1)
-        if self.empty:
+        self.by_priority[priority] -= 1
+        self.under_way -= 1
+        if not self.under_way:
             self._idle_us = now_us
 
     def forget_lost(self, now_us: int) -> None:
         """Takes calls that should long have a reply for lost: after a fault nobody else would."""
-        if not self.empty and now_us - self._sent_us > _LOST_US:
+        if self.under_way and now_us - self._sent_us > _LOST_US:
             self.by_priority = [0] * PRIORITIES
+            self.under_way = 0
 
     def forget_times(self, now_us: int) -> None:
         """Forgets how long calls took when nothing was under way for a while."""
-        if now_us >= self._idle_us + _FORGOTTEN_US and self.empty:
-            times = (now_us - self._idle_us) // _FORGOTTEN_US
+        times = (now_us - self._idle_us) // _FORGOTTEN_US
+        if times and not self.under_way:
             self.reply_us >>= min(times, 62)
             self._idle_us += times * _FORGOTTEN_US
 
@@ -114,7 +114,7 @@ class CallWindow:
 
     def below(self) -> int:
         """Requests of priorities below this number may be sent now, if they fill no call."""
-        if sum(self.by_priority) < _IN_FLIGHT:
+        if self.under_way < _IN_FLIGHT:
             return PRIORITIES
         below, count = 0, self.by_priority[0]
         while count < _IN_FLIGHT:

@@ -100,17 +100,20 @@ class Charge(Batch):
             return
         requests = [self.requests[index] for index in left]
         at_us = shard.server.clock.now_us()
-        if [hit for hits in requests for hit in hits if hit[8] is not _LOCAL]:
+        count = sum(map(len, requests))
+        local = [hit for hits in requests for hit in hits if hit[8] is _LOCAL]
+        if len(local) in (0, count):
+            # As each counts as a whole or not at all, there is nothing to give back in between.
+            shard.stats.store_errors[reason] += count
+            counted = shard.charge_each_here(requests, at_us) if local else [()] * len(left)
+            for index, hits, outcomes in zip(left, requests, counted, strict=True):
+                settled[index] = judge(hits, [*outcomes] or [None] * len(hits))
+        else:
             for index, hits in zip(left, requests, strict=True):
                 found = without(hits, reason, shard, at_us)
                 settled[index] = judge(hits, found)
-                if not settled[index].verdict.passes:
+                if any(found) and not settled[index].verdict.passes:
                     give_back_here(shard, hits, found, at_us)
-        else:  # as each counts as a whole or not at all, there is nothing to give back in between
-            shard.stats.store_errors[reason] += sum(map(len, requests))
-            counted = shard.charge_each_here(requests, at_us)
-            for index, hits, outcomes in zip(left, requests, counted, strict=True):
-                settled[index] = judge(hits, [*outcomes] or [None] * len(hits))
         self._less(len(left))
 
     def divided_by_slot(self, indexes: Sequence[int]) -> Sequence[Batch] | None:
@@ -156,6 +159,7 @@ class Charge(Batch):
         for divided in self._divided:
             divided.expire(read_us)
         expire_batch(self, self._shard, read_us)
+        self.abandon()  # after a fault of ours only: by now all is settled
 
     def abandon(self) -> None:
         """Ends the charge in any state: none of its hits gets an outcome."""

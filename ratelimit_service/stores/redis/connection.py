@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from os import urandom
 from typing import Final, cast
@@ -47,14 +47,8 @@ _MOST_REPLY_BYTES: Final = 64 << 20
 one, and what it would take has no bound."""
 
 Argument = bytes | str | int
-Command = Sequence[Argument]
+Command = tuple[Argument, ...]
 Answered = Callable[[Reply], None]
-
-
-def _packed(command: Command) -> bytes:
-    # The type stub asks for a tuple of one item, but hiredis packs any length.
-    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
-    return packed
 
 
 class RedisConnection(asyncio.Protocol):
@@ -113,23 +107,25 @@ class RedisConnection(asyncio.Protocol):
         now = elapsed_us()
         self._left = deque([min(left_us + us, now) for left_us in self._left])
 
-    def send(self, commands: Sequence[Command], answered: Sequence[Answered]) -> None:
-        """Sends commands in one write; each one's reply goes to its callback, in order.
+    def send(self, command: Command, answered: Answered) -> None:
+        """Sends a command; its reply goes to `answered`, after those of the commands before it.
 
         The reply is None if the connection is lost before it is read.
         """
         if self._transport is None or self.lost.done():
-            self._replies.extend([(each, self.answered_left_us, None) for each in answered])
+            self._replies.append((answered, self.answered_left_us, None))
             self._hand_on()
             return
-        packed = b"".join(map(_packed, commands))  # before anything else, because it may raise
+        # Before anything else, because it may raise. The type stub asks for a tuple of one item,
+        # but hiredis packs any length.
+        packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
         if not self._calls:
             self._read_at = self._replied_at = self._loop.time()
-        self._calls.extend(answered)
+        self._calls.append(answered)
         self._transport.write(packed)
         if not self._leaving:
             self._loop.call_soon(self._have_left)
-        self._leaving += len(answered)
+        self._leaving += 1
 
     def _have_left(self) -> None:
         """Notes when the bytes left: by now, though the loop may not have written at once."""
@@ -146,7 +142,7 @@ class RedisConnection(asyncio.Protocol):
             if not future.done():
                 future.set_result(reply)
 
-        self.send([command], [answered])
+        self.send(command, answered)
         return future
 
     def ping(self) -> asyncio.Future[Reply]:
@@ -192,14 +188,22 @@ class RedisConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: every complete reply belongs to the oldest call."""
+        if self.lost.done():
+            return
         self._read_at = self._loop.time()
         self._unread_bytes += len(data)
-        self._reader.feed(data)
+        reader, calls = self._reader, self._calls
+        reader.feed(data)
         try:
-            while not self.lost.done() and (reply := self._reader.gets()) is not False:
+            while (reply := reader.gets()) is not False:
                 self._unread_bytes = 0
                 self._replied_at = self._read_at
-                self._take(reply)
+                if not calls:
+                    self.close("the server sent a reply to no command")
+                    break
+                if self._leaving and not self._left:
+                    self._have_left()
+                self._replies.append((calls.popleft(), self._left.popleft(), reply))
             self.caught_up = not self._left  # what was sent just now cannot have a reply
             if self._unread_bytes > _MOST_REPLY_BYTES:
                 self.close("a reply without end")
@@ -210,14 +214,6 @@ class RedisConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         self._end(str(exc) if exc else "the server closed the connection")
-
-    def _take(self, reply: Reply) -> None:
-        if not self._calls:
-            self.close("the server sent a reply to no command")
-            return
-        if self._leaving and not self._left:
-            self._have_left()
-        self._replies.append((self._calls.popleft(), self._left.popleft(), reply))
 
     def _hand_on(self) -> None:
         """Hands on what has been read, in order, unless that is being done already."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import starmap
+from itertools import chain, starmap
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from ratelimit_service.model import (
     Outcome,
 )
 from ratelimit_service.stores import PRIORITIES
+from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch
 
 __all__ = ["HELD_KEYS", "MAX_CALL_WEIGHT", "SCRIPT", "SHA", "ScriptCall", "weight"]
@@ -254,12 +256,16 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     return part, _SETTLED if rest or flags != mode or not addend else 0
 
 
+_KEY: Final = itemgetter(0)
+"""The key of a hit."""
+
+
 class ScriptCall:
     """One call of the script, from the first request that it charges to what its reply says."""
 
     __slots__ = (
         "_held",
-        "_keys",
+        "_hits",
         "_not_after_us",
         "_packed",
         "at_us",
@@ -300,9 +306,9 @@ class ScriptCall:
         self.priority = PRIORITIES - 1
         """The smallest one of these batches."""
         self.weight = 0
-        self._keys: list[bytes] = []
+        self._hits: list[Hit] = []
         self._held: list[bytes] = []
-        """Those of them beside which the script looks at what is held."""
+        """The keys of those beside whose counters the script looks at what is held."""
         self._packed: list[bytes] = []
         self._not_after_us = 0
 
@@ -316,7 +322,7 @@ class ScriptCall:
         first request fits in any case.
         """
         known, requests = _forms.get, batch.requests
-        keys: list[bytes] = []
+        charged: list[Hit] = []
         packed: list[bytes] = []
         if not_after_us != self._not_after_us:
             packed.append(_DEADLINE.pack(0, not_after_us))
@@ -329,7 +335,6 @@ class ScriptCall:
             for hit in hits:
                 spec = hit[1]
                 form = known(id(spec)) or _form(spec)
-                keys.append(hit[0])
                 weight += form[4]
                 if hit[2:8] == _SINGLE and not form[2]:
                     packed.append(form[3])
@@ -341,10 +346,11 @@ class ScriptCall:
                         self._held.append(hit[0])
             if weight > MAX_CALL_WEIGHT and lighter:
                 weight = lighter
-                del packed[start:], keys[len(keys) - len(hits) :]
+                del packed[start:]
                 held = len(self._held) - sum(map(_looks_at_held, hits))
                 del self._held[held:]
                 break
+            charged += hits
             count += 1
             if led != 1:
                 packed[start] = _LEADS[led] if led < _MOST_LEADS else led.to_bytes(2, "big")
@@ -352,30 +358,34 @@ class ScriptCall:
             self.parts.append((batch, indexes[:count]))
             self.priority = min(self.priority, batch.urgency.priority)
             self._not_after_us = not_after_us
-            self._keys += keys
+            self._hits += charged
             self._packed += packed
             self.weight = weight - beside
         return count
 
-    def arguments(
-        self, *, judge: bool = False, prefix: bytes = b""
-    ) -> tuple[bytes | int | str, ...]:
+    def arguments(self, judge: bool = False, prefix: bytes = b"") -> tuple[bytes | int | str, ...]:
         """What follows the script's name in EVAL and EVALSHA: keys, time, and the packed hits.
 
         With `judge` the time `now_us` counts, without it Redis' own. Hits are packed into one
         argument, and each request begins with the number of its hits. In the server the `prefix`
         stands before each key.
         """
-        keys = self._keys
+        keys: Iterator[bytes] = map(_KEY, self._hits)
         if self._held:
-            keys = keys + [key + behind for key in self._held for behind in HELD_KEYS]
+            keys = chain(keys, [key + each for key in self._held for each in HELD_KEYS])
         if prefix:
-            keys = [prefix + key for key in keys]
-        return len(keys), *keys, self.now_us if judge else "", b"".join(self._packed)
+            keys = map(prefix.__add__, keys)
+        count = len(self._hits) + len(HELD_KEYS) * len(self._held)
+        return count, *keys, self.now_us if judge else "", b"".join(self._packed)
+
+    @property
+    def in_one_slot(self) -> bool:
+        """Whether all keys lie in one slot of a cluster."""
+        return len({slot_of(hit.key) for hit in self._hits}) <= 1
 
     def read(self, reply: object) -> bool:
         """Reads a reply; returns whether it can be what the script says to this call."""
-        count = len(self._keys)
+        count = len(self._hits)
         end = _HEAD_BYTES + count * _OUTCOME_BYTES
         if not isinstance(reply, bytes) or len(reply) - end not in (0, count):
             return False
@@ -393,8 +403,8 @@ class ScriptCall:
         self.within = b"\1" not in overs
         self.damaged, self.late = (), False
         if marks:
-            keys = zip(self._keys, marks, strict=True)
-            self.damaged = [key for key, mark in keys if mark & _DAMAGED]
+            marked = zip(self._hits, marks, strict=True)
+            self.damaged = [hit.key for hit, mark in marked if mark & _DAMAGED]
             self.late = max(marks) >= _LATE
             found = zip(self.found, marks, strict=True)
             self.found = iter([None if mark & _LATE else one for one, mark in found])

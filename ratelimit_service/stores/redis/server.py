@@ -138,7 +138,7 @@ class Server:
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self.connection is not None:
             if key := self._observer.heartbeat_key():
-                self.connection.send([farewell(self._process, key)], [_ignore])
+                self.connection.send(farewell(self._process, key), _ignore)
             self.connection.close()
             self.connection = None
         self._observer.down("disconnected")
@@ -363,7 +363,7 @@ class Server:
 
         key = self._observer.heartbeat_key()
         if key:
-            connection.send([heartbeat(self._process, key)], [replied])
+            connection.send(heartbeat(self._process, key), replied)
 
     async def _give_up_if_hung(self, connection: RedisConnection) -> None:
         """Closes a connection on which calls have been pending for too long.

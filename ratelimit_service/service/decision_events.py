@@ -17,14 +17,14 @@ from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord, Listener
 from ratelimit_service.service.tracer import Traced, Tracer
 
-__all__ = ["Telling"]
+__all__ = ["DecisionEvents"]
 
 _NO_TIME: Final = Refusal(
     StatusCode.RESOURCE_EXHAUSTED, "there is no time: more calls come than can be counted"
 )
 
 
-class Telling:
+class DecisionEvents:
     """Who hears of the decisions of a service."""
 
     def __init__(self, faults: Faults) -> None:

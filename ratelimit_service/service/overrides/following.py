@@ -1,6 +1,6 @@
 """The overrides that are in force in this process: followed where they are kept, and changed there.
 
-What must not live here: what overrides do (`steering`), and where they are kept (`stores`).
+What must not live here: what overrides do (`in_force`), and where they are kept (`stores`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.model import NEVER_US, SECOND_US, Entry, Override
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.service.steering import Steering
+from ratelimit_service.service.overrides.in_force import OverridesInForce
 from ratelimit_service.stores.overrides import OverrideStore
 
 __all__ = ["Overrides", "age"]
@@ -46,18 +46,18 @@ def age(override: Override) -> tuple[int, str]:
 
 
 class Overrides:
-    """Keeps `steering` up to date. While nobody can say, the last known ones stay in force."""
+    """Keeps those in force up to date. While nobody can say, the last known ones stay in force."""
 
     def __init__(
-        self, kept: OverrideStore, steering: Steering, stats: Stats, clock: Clock = now_us
+        self, kept: OverrideStore, in_force: OverridesInForce, stats: Stats, clock: Clock = now_us
     ) -> None:
         self.kept = kept
         self.clock = clock
         self._stats = stats
-        self._steering = steering
+        self._in_force = in_force
         self._known: dict[str, Override] = {}
         """All that are kept, ended ones too."""
-        self._steered: dict[str, Override] = {}
+        self._held: dict[str, Override] = {}
         """Those that are in force."""
         self._in_order: list[Override] = []
         """The same, the oldest first."""
@@ -79,7 +79,7 @@ class Overrides:
 
     def find(self, name: str) -> Override | None:
         """The one with this id, if it holds now."""
-        override = self._steered.get(name)
+        override = self._held.get(name)
         return override if override is not None and override.holds(self.clock()) else None
 
     def alike(self, domain: str, entries: tuple[Entry, ...]) -> list[Override]:
@@ -133,27 +133,27 @@ class Overrides:
     async def _take(self, overrides: Mapping[str, Override]) -> None:
         """Brings the overrides in force to what is kept, some at a time; new ones come first."""
         now = self.clock()
-        steered = self._steered
+        held = self._held
         new: list[Override] = []
         async for each in slowly(overrides.values(), _COMPARED_AT_ONCE):
-            known = steered.get(each.id)
+            known = held.get(each.id)
             # Nearly all are the very same, and to compare them takes longer.
             if known is not each and known != each and each.holds(now):
                 new.append(each)
         async for each in slowly(new, _AT_ONCE):
-            if each.id in steered:
-                self._drop(steered[each.id])
+            if each.id in held:
+                self._drop(held[each.id])
             self._put(each)
-        old = slowly(list(steered.values()), _COMPARED_AT_ONCE)
+        old = slowly(list(held.values()), _COMPARED_AT_ONCE)
         gone = [each async for each in old if each.id not in overrides]
         async for each in slowly(gone, _AT_ONCE):
             self._drop(each)
 
     def _put(self, override: Override) -> None:
         """Puts one in force."""
-        self._steered[override.id] = override
+        self._held[override.id] = override
         self._alike.setdefault((override.domain, override.entries), []).append(override)
-        self._steering.add([override])
+        self._in_force.add([override])
         insort(self._in_order, override, key=age)
         self.patterns += not override.exact
         if override.until_us is not None:
@@ -162,12 +162,12 @@ class Overrides:
 
     def _drop(self, override: Override) -> None:
         """Takes one out of force."""
-        del self._steered[override.id]
+        del self._held[override.id]
         alike = self._alike[override.domain, override.entries]
         alike.remove(override)
         if not alike:
             del self._alike[override.domain, override.entries]
-        self._steering.remove([override])
+        self._in_force.remove([override])
         del self._in_order[bisect_left(self._in_order, age(override), key=age)]
         self.patterns -= not override.exact
         self._note(override, -1)
@@ -183,7 +183,7 @@ class Overrides:
         if now < self._next_end_us:
             return
         ended, next_end_us = list[Override](), NEVER_US
-        async for each in slowly(list(self._steered.values()), _COMPARED_AT_ONCE):
+        async for each in slowly(list(self._held.values()), _COMPARED_AT_ONCE):
             if not each.holds(now):
                 ended.append(each)
             elif each.until_us is not None:

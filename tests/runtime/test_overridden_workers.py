@@ -51,7 +51,7 @@ def restarted(service: ServiceProcess) -> bool:
     return shown["restarts"] == 1 and not shown["restarting"]
 
 
-def test_workers_are_seen_and_steered_as_one(start: Start, own_redis: RedisServer) -> None:
+def test_workers_are_seen_and_overridden_as_one(start: Start, own_redis: RedisServer) -> None:
     """Counts of workers are added up, a ban holds in both, and both after a restart.
 
     Pages that watch see their stream end, can watch again, and hold up neither restart nor end.

@@ -1,4 +1,4 @@
-"""`ratelimit ban`, `exempt`, `limit`, `grant` and `reset`: decisions steered while it runs."""
+"""`ratelimit ban`, `exempt`, `limit`, `grant` and `reset`: what decides in place of the rules."""
 
 from __future__ import annotations
 

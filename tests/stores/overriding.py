@@ -1,4 +1,4 @@
-"""Processes that overrides steer, for tests of where these are kept."""
+"""Processes with overrides, for tests of where these are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
-from ratelimit_service.service.overrides import Overrides
+from ratelimit_service.service.overrides.following import Overrides
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverrideStore
@@ -24,12 +24,13 @@ class Process:
 
     def __init__(self, kept: OverrideStore, clock: Time) -> None:
         store, settings = MemoryStore(10, Stats(), Health(), clock), Settings()
-        self.steering = Service(lambda: Snapshot(0, {}), store, settings, Stats(), clock).steering
-        self.overrides = Overrides(kept, self.steering, Stats(), clock)
+        service = Service(lambda: Snapshot(0, {}), store, settings, Stats(), clock)
+        self.in_force = service.overrides
+        self.overrides = Overrides(kept, self.in_force, Stats(), clock)
 
     @property
     def known(self) -> list[Override]:
-        assert len(self.overrides.in_force()) == self.steering.active
+        assert len(self.overrides.in_force()) == self.in_force.active
         return self.overrides.in_force()
 
 

@@ -43,7 +43,7 @@ async def test_overrides_of_others_cost_nothing(tmp_path: Path, work: Counter[st
     """Who has no override is not compared with those of others, known or new, in any domain."""
     asking = Asking(tmp_path, RULES % "edge", RULES % "other")
     await asking.ask("user=alice", "user=bob")  # so all but the value of a user is known
-    asking.service.steering.add([override(BAN, f"user=eve{number}") for number in range(100)])
+    asking.service.overrides.add([override(BAN, f"user=eve{number}") for number in range(100)])
     for _ in range(3):
         await asking.ask("user=alice", "user=carol")
     work.clear()
@@ -59,7 +59,7 @@ async def test_overrides_of_others_cost_nothing(tmp_path: Path, work: Counter[st
 async def test_a_change_has_each_request_looked_at_once(tmp_path: Path, work: Counter[str]) -> None:
     """A change leaves the plans of the rules. Who it does not touch is compared once more."""
     asking = Asking(tmp_path, RULES % "edge", RULES % "other")
-    asking.service.steering.add([override(BAN, domain=name) for name in ("edge", "other")])
+    asking.service.overrides.add([override(BAN, domain=name) for name in ("edge", "other")])
     for _ in range(3):
         for name in ("edge", "other"):
             await asking.ask("user=alice", domain=name)
@@ -68,7 +68,7 @@ async def test_a_change_has_each_request_looked_at_once(tmp_path: Path, work: Co
         await asking.ask("user=alice", domain=name)
     assert work == Counter()
 
-    asking.service.steering.add([override(BAN, "user=eve", domain="other")])
+    asking.service.overrides.add([override(BAN, "user=eve", domain="other")])
     for _ in range(3):
         await asking.ask("user=alice")
     assert work == Counter(looked=1)
@@ -82,13 +82,13 @@ async def test_patterns_of_others_are_hardly_looked_at(
 ) -> None:
     """Of a thousand patterns only those are compared with a value that begin or end as it does."""
     asking = Asking(tmp_path, RULES % "edge")
-    steering = asking.service.steering
+    overrides = asking.service.overrides
     made = [
         override(BAN, f"user={text}")
         for number in range(500)
         for text in (f"eve{number}-*", f"*@{number}.example", f"x*-mallory{number}")
     ]
-    steering.add(made)
+    overrides.add(made)
     compared: Counter[str] = Counter()
     matches = Pattern.matches
 
@@ -112,5 +112,5 @@ async def test_patterns_of_others_are_hardly_looked_at(
     ]
     assert max(compared.values()) <= 4
 
-    steering.remove(made)
+    overrides.remove(made)
     assert (await asking.ask("user=eve7-")).code is Code.OK

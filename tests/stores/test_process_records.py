@@ -10,7 +10,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.keys import shared_key
 from ratelimit_service.stores.redis import Layout, RedisStore
-from ratelimit_service.stores.redis.board import RedisBoard
+from ratelimit_service.stores.redis.process_records import RedisProcessRecords
 from tests.servers.redis import RedisServer
 from tests.stores.redis_store import started
 
@@ -23,13 +23,13 @@ def topology(request: pytest.FixtureRequest) -> RedisStore:
 
 async def test_each_process_has_one_record(topology: RedisStore) -> None:
     """Everybody reads the last record of each process, on every topology."""
-    board = RedisBoard(topology)
-    await board.leave("minute.1", "one", b"old", 60 * SECOND_US)
-    await board.leave("minute.1", "one", b"new\x00", 60 * SECOND_US)
-    await board.leave("minute.1", "other", b"[]", 60 * SECOND_US)
+    records = RedisProcessRecords(topology)
+    await records.leave("minute.1", "one", b"old", 60 * SECOND_US)
+    await records.leave("minute.1", "one", b"new\x00", 60 * SECOND_US)
+    await records.leave("minute.1", "other", b"[]", 60 * SECOND_US)
 
-    assert await board.read("minute.1") == {"one": b"new\x00", "other": b"[]"}
-    assert await board.read("minute.2") == {}
+    assert await records.read("minute.1") == {"one": b"new\x00", "other": b"[]"}
+    assert await records.read("minute.2") == {}
 
 
 async def test_records_have_the_prefix_and_end(redis_server: RedisServer) -> None:
@@ -38,7 +38,7 @@ async def test_records_have_the_prefix_and_end(redis_server: RedisServer) -> Non
     layout = Layout(key_prefix="mine:")
     store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), layout=layout)
     await started(store)
-    await RedisBoard(store).leave("minute.1", "one", b"[]", 60 * SECOND_US)
+    await RedisProcessRecords(store).leave("minute.1", "one", b"[]", 60 * SECOND_US)
 
     with redis.Redis(port=redis_server.port) as client:
         (key,) = client.keys("*callers*")
@@ -51,7 +51,7 @@ async def test_a_server_that_is_away_has_none(redis_server: RedisServer) -> None
     """Without the server nothing is left, nothing is read, and nothing is raised."""
     store = RedisStore(redis_server.url, 10_000_000, Stats(), Health())
 
-    await RedisBoard(store).leave("minute.1", "one", b"[]", 60 * SECOND_US)
+    await RedisProcessRecords(store).leave("minute.1", "one", b"[]", 60 * SECOND_US)
 
-    assert await RedisBoard(store).read("minute.1") == {}
+    assert await RedisProcessRecords(store).read("minute.1") == {}
     await store.close()

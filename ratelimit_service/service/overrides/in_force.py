@@ -23,14 +23,14 @@ from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.rules.matchers.effort import EFFORT, EffortSpentError
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.giving_back import give_back
-from ratelimit_service.service.granting import SpentGrants, granted
 from ratelimit_service.service.memo import Memo
+from ratelimit_service.service.overrides.granted import SpentGrants, granted
 from ratelimit_service.service.planned import PlannedRequest, banned
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Wanted
 
-__all__ = ["Steered", "Steering"]
+__all__ = ["OverriddenRequest", "OverridesInForce"]
 
 _REMEMBERED: Final = 1 << 14
 _MANY: Final = 64
@@ -40,7 +40,7 @@ _SHORTEST: Final = 4
 """Bytes of a request that has a domain and a descriptor."""
 
 
-class Steered(NamedTuple):
+class OverriddenRequest(NamedTuple):
     """A request with its overrides, from `since_us` until before `until_us`.
 
     Without `planned` no override takes any of its descriptors. `bans_end_us` is when a banned
@@ -55,7 +55,7 @@ class Steered(NamedTuple):
     bans_end_us: int | None = None
 
 
-_UNTOUCHED: Final = Steered(0, NEVER_US)
+_UNTOUCHED: Final = OverriddenRequest(0, NEVER_US)
 """Of a request that none takes, until overrides change."""
 
 
@@ -84,7 +84,7 @@ class _Domain:
             del self.descriptors[plain]
 
 
-class Steering:
+class OverridesInForce:
     """The overrides that this process knows."""
 
     def __init__(self, settings: Settings, store: Store, planning: Planning) -> None:
@@ -101,7 +101,7 @@ class Steering:
         self._likely: dict[bytes, _Domain] = {}
         """The same by their names in UTF-8, with which nearly all of their requests begin."""
         self._numbers = count(1)
-        self._memo: Memo[Steered] | None = None
+        self._memo: Memo[OverriddenRequest] | None = None
 
     def add(self, overrides: Iterable[Override]) -> None:
         """Puts these in force, from the next decision on."""
@@ -134,35 +134,35 @@ class Steering:
         known = self._domains.get(domain)
         return known.overrides.meeting(entries, now_us) if known else []
 
-    def steer(
+    def apply(
         self,
         bodies: Sequence[bytes],
         planned: list[PlannedRequest | Answer],
         snapshot: Snapshot,
         now_us: int,
-    ) -> list[Steered | None] | None:
+    ) -> list[OverriddenRequest | None] | None:
         """Has overrides change requests that are planned by the rules alone, in their list.
 
         Tells of each what has changed it, None where nothing has; None if nothing has changed any.
         """
-        touched: list[Steered | None] | None = None
+        touched: list[OverriddenRequest | None] | None = None
         for index, one in enumerate(planned):
             if isinstance(one, PlannedRequest) and one.untouched != self.generation:
-                steered = self._steered(bodies[index], one, snapshot, now_us)
-                if steered.planned is not None:
-                    found = steered.planned
-                    if steered.bans_end_us is not None:
-                        found = banned(found, steered.bans_end_us - now_us)
+                overridden = self._overridden(bodies[index], one, snapshot, now_us)
+                if overridden.planned is not None:
+                    found = overridden.planned
+                    if overridden.bans_end_us is not None:
+                        found = banned(found, overridden.bans_end_us - now_us)
                     planned[index] = found
                     if touched is None:
                         touched = [None] * len(planned)
-                    touched[index] = steered
+                    touched[index] = overridden
         return touched
 
     def charge(
         self,
         planned: Sequence[PlannedRequest | Answer],
-        touched: Sequence[Steered | None],
+        touched: Sequence[OverriddenRequest | None],
         done: Done,
         wanted: Wanted,
         deadline_us: int,
@@ -173,28 +173,28 @@ class Steering:
         A request with grants gets one outcome for each limit, and one that is banned is denied.
         """
         charged = [
-            (self._spent.without(one.hits) if steered and steered.granted else one.hits, steered)
-            for one, steered in zip(planned, touched, strict=True)
+            (self._spent.without(one.hits) if by and by.granted else one.hits, by)
+            for one, by in zip(planned, touched, strict=True)
             if isinstance(one, PlannedRequest) and one.hits
         ]
-        if any(steered and (steered.granted or steered.banned) for _, steered in charged):
+        if any(by and (by.granted or by.banned) for _, by in charged):
             done = partial(self._settled, charged, done)
         self._store.charge([hits for hits, _ in charged], done, wanted, deadline_us, priority)
 
     def _settled(
         self,
-        charged: Sequence[tuple[Sequence[Hit], Steered | None]],
+        charged: Sequence[tuple[Sequence[Hit], OverriddenRequest | None]],
         done: Done,
         results: list[Settled],
     ) -> None:
         """Hands on what requests came to; if there are not as many, nobody can tell whose it is."""
-        for index, (hits, steered) in enumerate(charged if len(results) == len(charged) else ()):
+        for index, (hits, overridden) in enumerate(charged if len(results) == len(charged) else ()):
             settled = results[index]
             try:
-                if steered and steered.granted:
+                if overridden and overridden.granted:
                     results[index] = granted(hits, settled)
                     self._spent.learn(hits, settled)
-                elif steered and steered.banned and settled.verdict.passes:
+                elif overridden and overridden.banned and settled.verdict.passes:
                     results[index] = Settled(settled.outcomes, Verdict.DENIED)
             except Exception as error:
                 self._bugs.note("what a grant was charged could not be read", error)
@@ -202,7 +202,7 @@ class Steering:
                 results[index] = BROKEN
         done(results)
 
-    def _known(self, body: bytes, snapshot: Snapshot, now_us: int) -> Steered | None:
+    def _known(self, body: bytes, snapshot: Snapshot, now_us: int) -> OverriddenRequest | None:
         """What is remembered of a request, if it begins with the name of its domain.
 
         Whether it is of that domain was found out when it was remembered.
@@ -222,18 +222,18 @@ class Steering:
             return None  # it is refused
         return self._domains.get(name)
 
-    def _steered(
+    def _overridden(
         self, body: bytes, planned: PlannedRequest, snapshot: Snapshot, now_us: int
-    ) -> Steered:
+    ) -> OverriddenRequest:
         """What overrides make of a request."""
-        steered = self._known(body, snapshot, now_us)
-        if steered is None:
+        overridden = self._known(body, snapshot, now_us)
+        if overridden is None:
             split = wire.split_request(body)
             domain = self._domain(body, split)
-            steered = self._look(body, split, domain, snapshot, now_us) if domain else _UNTOUCHED
-        if steered is _UNTOUCHED:
+            overridden = self._look(body, split, domain, snapshot, now_us) if domain else _UNTOUCHED
+        if overridden is _UNTOUCHED:
             planned.untouched = self.generation
-        return steered
+        return overridden
 
     def _look(
         self,
@@ -242,15 +242,15 @@ class Steering:
         domain: _Domain,
         snapshot: Snapshot,
         now_us: int,
-    ) -> Steered:
+    ) -> OverriddenRequest:
         """Compares a request with the overrides of its domain, and remembers what is found."""
         if domain.snapshot != snapshot.number:
             domain.snapshot = snapshot.number
             domain.number = next(self._numbers)
         memo = self._memo
         if memo is None:
-            memo = self._memo = Memo[Steered](_REMEMBERED)
-        steered = Steered(now_us, NEVER_US)
+            memo = self._memo = Memo[OverriddenRequest](_REMEMBERED)
+        overridden = OverriddenRequest(now_us, NEVER_US)
         taking = _taking(body, split, domain)
         meetings = [limiter.holding(each, now_us) for each in taking]
         if any(meetings):
@@ -262,13 +262,13 @@ class Steering:
                     meetings[index] = []
             found = limiter.apply_overrides(plans, meetings, now_us, self._settings)
             changed = self._planning.planned(found, request)
-            steered = Steered(
+            overridden = OverriddenRequest(
                 now_us, found.until_us, changed, found.granted, found.banned, found.bans_end_us
             )
         elif not any(taking):
-            steered = _UNTOUCHED
-        memo.put(body, domain.number, steered)
-        return steered
+            overridden = _UNTOUCHED
+        memo.put(body, domain.number, overridden)
+        return overridden
 
     def _untouched_of(self, split: wire.Split) -> int:
         """What is known of a request of plain descriptors, without reading its entries."""

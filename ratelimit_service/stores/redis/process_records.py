@@ -13,12 +13,12 @@ from ratelimit_service.stores.keys import shared_key
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.store import RedisStore
 
-__all__ = ["RedisBoard"]
+__all__ = ["RedisProcessRecords"]
 
 _MOST_PROCESSES: Final = 200
 
 
-class RedisBoard:
+class RedisProcessRecords:
     """The records of all processes that count in the same servers."""
 
     def __init__(self, store: RedisStore) -> None:

@@ -44,7 +44,7 @@ from ratelimit_service.model.override import FORMAT
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import may_match
 from ratelimit_service.rules.moment import at_moment
-from ratelimit_service.service.overrides import age
+from ratelimit_service.service.overrides.following import age
 from ratelimit_service.service.questions.changing import audit_line, change
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
@@ -70,7 +70,7 @@ _LONGEST_SECONDS: Final = 10 * 365 * 86_400
 async def _listed(deciding: Deciding, about: About) -> object:
     if "domain" in about:
         domain, descriptor = descriptor_of(about)
-        found = deciding.service.steering.meeting(
+        found = deciding.service.overrides.meeting(
             domain, descriptor.entries, deciding.overrides.clock()
         )
         return {"overrides": [each.fields() for each in found]}
