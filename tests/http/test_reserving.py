@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.test_openapi import of, valid
 from tests.servers.service import HTTPAnswer, ServiceProcess, http
 
 RULES = """
@@ -42,6 +43,10 @@ def test_reserve_and_settle(service: ServiceProcess) -> None:
         for _ in range(2)
     ]
 
+    for answer, name in ((held, "Reserve"), (denied, "Reserve"), (settled[0], "Commit")):
+        valid(of(f"{name}Response"), json.loads(answer.text))
+    valid(of("ReserveRequest"), {**ALICE, "amount": 800, "ttl": "60s"})
+    valid(of("CommitRequest"), {**ALICE, "reservationId": "5e1f", "actualAmount": 650})
     assert (held.status, json.loads(held.text)["code"]) == (200, "OK")
     assert (denied.status, json.loads(denied.text)) == (429, {"code": "OVER_LIMIT"})
     assert [each.status for each in settled] == [200, 200]
