@@ -91,7 +91,8 @@ class Reservations:
             asked = wire.read_asked(message)
             if method == "Report":
                 planned = self._plan(asked)
-                await self._settle(_settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0))
+                hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+                _tally_settled(planned.plans, await self._settle(hits))
                 return wire.encode_code(True)
             return await self._check(asked, deadline_us)
         except _RefusedError as error:
@@ -119,6 +120,7 @@ class Reservations:
         settled = await self._charge(planned, hits, deadline_us)
         if not settled.verdict.passes:
             tally["denied"] += 1
+            _tally_denied(planned.plans, settled.outcomes, asked.hits or 0)
             return wire.encode_reserved(False, "")
         answered = [outcome for outcome in settled.outcomes if outcome is not None]
         if hits and not answered:
@@ -132,12 +134,14 @@ class Reservations:
         tally = self._stats.reservations
         planned = self._plan(asked)
         if hold_id is None:  # nobody can have reserved by this
-            await self._settle(_settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0))
+            hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+            _tally_settled(planned.plans, await self._settle(hits))
             tally["unknown"] += 1
             return wire.encode_committed(False)
         remembered_us = self._settings.max_reservation_ttl_us + _REMEMBERED_US
         hits = _settling(planned.plans, asked.hits, hold_id, remembered_us)
         outcomes = await self._settle(hits)
+        _tally_settled(planned.plans, outcomes)
         held = [
             outcome
             for hit, outcome in zip(hits, outcomes, strict=True)
@@ -215,6 +219,31 @@ class _RefusedError(Exception):
     def __init__(self, answer: Answer) -> None:
         super().__init__()
         self.answer = answer
+
+
+def _tally_settled(plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> None:
+    """Adds what was used to the rules' metrics: once, as it is counted."""
+    in_order = iter(outcomes)
+    for plan in plans:
+        charged = [
+            outcome.charged
+            for hit in plan.hits
+            if (outcome := next(in_order)) is not None and not hit.spec.algorithm.leases
+        ]
+        if plan.node.tally is not None and charged:
+            plan.node.tally.hits += max(charged)
+            plan.node.tally.within += max(charged)
+
+
+def _tally_denied(plans: Sequence[Plan], outcomes: Sequence[Outcome | None], number: int) -> None:
+    """Adds what was denied to the metrics of those rules that had no room."""
+    in_order = iter(outcomes)
+    for plan in plans:
+        several = [next(in_order, None) for _ in plan.hits]
+        is_over = any(outcome is not None and outcome.over for outcome in several)
+        if plan.node.tally is not None and is_over:
+            plan.node.tally.hits += number
+            plan.node.tally.over += number
 
 
 def _id_of(text: str) -> bytes | None:

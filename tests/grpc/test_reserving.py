@@ -339,6 +339,21 @@ class _Direct:
         return CommitResponse.FromString(answer).reservation_released
 
 
+async def test_rules_tally_what_was_used_and_what_was_denied(tmp_path: Path) -> None:
+    """A settle that is sent twice is tallied once; what is only held is not tallied."""
+    asking = Asking(tmp_path, RULES)
+    gateway = _Direct(asking)
+    held = await gateway.reserve(600, "user=a")
+    await gateway.reserve(500, "user=a")
+    await gateway.commit(held, 250, "user=a")
+    await gateway.commit(held, 250, "user=a")
+
+    rules = asking.rules.snapshot.domains["llm"].rules
+    (tally,) = [rule.tallies.of() for rule in rules if rule.path == "user"]
+
+    assert (tally.hits, tally.within, tally.over) == (750, 250, 500)
+
+
 class _Losing(Away):
     """A store that counts, and whose answers to settles get lost, but for every third."""
 
