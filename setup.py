@@ -25,7 +25,7 @@ COMPILED = {
         stores/memory_holds stores/memory_tables stores/memory stores/local stores/local_cache
         limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
         limiter/additions/*
-        limiter/answer limiter/tally
+        limiter/answer limiter/tally limiter/turns
         wire/request wire/response
         service/faults service/planned service/memo service/planning service/answering
         service/patience service/records service/decision_events service/batch service/service

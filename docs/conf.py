@@ -34,6 +34,7 @@ NAVIGATION = {
         "how-to/tiers",
         "how-to/llm-budget",
         "how-to/reservations",
+        "how-to/credits",
         "how-to/mcp",
         "how-to/concurrency",
         "how-to/elastic",
@@ -64,6 +65,7 @@ NAVIGATION = {
         "runbook",
         "kubernetes",
         "redis",
+        "regions",
         "traces",
     ],
     "Inside": [

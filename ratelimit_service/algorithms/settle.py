@@ -3,9 +3,10 @@
 Refunds run first and always. The other hits are tried in order on a scratch copy, each seeing
 the earlier ones. If the request passes, the scratch copy is what is counted; if it is denied,
 only hits with `count_denied` are. Several limits of one descriptor are over when one of them
-is. Grants stand before the limit that they are extra room of: the first one with room takes all
-of its hits, and the limit has room then. `lua/settle.lua` is the same rule for Redis; one table of
-cases runs on both. Nothing here stores, waits or asks for the time.
+is; those that pay in turn when all of them are. Grants stand before the limit that they are extra
+room of: the first one with room takes all of its hits, and the limit has room then.
+`lua/settle.lua` is the same rule for Redis; one table of cases runs on both. Nothing here stores,
+waits or asks for the time.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def settle(
     for indices in descriptors:
         mode = hits[indices[-1]].mode
         before = scratch.copy() if mode is Mode.SHADOW and len(indices) > 1 else None
-        _charge_together(hits, indices, steps, scratch, at)
+        charge = _charge_first if hits[indices[0]].mode is Mode.IN_TURN else _charge_together
+        charge(hits, indices, steps, scratch, at)
         over = not all(steps[index].passed for index in indices)
         if over and before is not None:
             _withhold(hits, indices, steps, before, at)
@@ -174,6 +176,31 @@ def _charge_together(
             steps[index] = step
             taken = grant
         taken = taken and grant
+
+
+def _charge_first(
+    hits: list[Hit],
+    indices: Sequence[int],
+    steps: list[Step],
+    changes: Changes,
+    at: _At,
+) -> None:
+    """Charges the first of these counters that has room for all hits. The others are looked at.
+
+    If none has room, each step says when its counter will have.
+    """
+    addend = hits[indices[0]].addend
+    payer = -1
+    for index in indices:
+        steps[index] = _charge(hits[index]._replace(addend=addend), changes, at)
+        if steps[index].passed:
+            payer = index
+            break
+    for index in indices if payer >= 0 else ():
+        if index != payer:
+            hit = hits[index]
+            state = _state(hit.key, changes, at.read)
+            steps[index] = hit.spec.algorithm.refund(state, at.now_us, 0, hit.spec, b"", None)
 
 
 def _peek(hit: Hit, changes: Changes, at: _At) -> Step:

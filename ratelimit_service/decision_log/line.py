@@ -171,6 +171,11 @@ def decision_part(record: DecisionRecord, hashed: HashValue | None, store: str, 
         text += f',"reset_seconds":{outcome.reset_us / SECOND_US}'
         if outcome.over and not denied:
             text += ',"shadowed":true'
+    if record.in_turn:
+        text += f',"in_turn":{_json(record.in_turn)}'
+    if record.paid:
+        paid = [{"descriptor": at, "limit": name} for at, name in record.paid]
+        text += f',"paid":{_json(paid)}'
     if store and record.hit is not None:
         text += f',"store":{_json(store)}' + (f',"shard":{_json(shard)}' if shard else "")
     if record.took_us >= 0:

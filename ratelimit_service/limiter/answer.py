@@ -17,6 +17,7 @@ from ratelimit_service.limiter.statuses import (
     reported_limit,
     statuses_of,
 )
+from ratelimit_service.limiter.turns import is_soft_part
 from ratelimit_service.model import (
     Calendar,
     Code,
@@ -134,7 +135,7 @@ def _limits(
         for index, (planned, several) in enumerate(zip(plans, outcomes, strict=True))
         if len(planned.hits) > 1 or any(map(_partly, several))
         for limit, outcome in zip(planned.rule.limits, several, strict=True)
-        if outcome is not None and not outcome.local
+        if outcome is not None and not outcome.local and not is_soft_part(planned.rule, limit)
     ]
     return {"limits": listed} if listed else {}
 

@@ -85,6 +85,8 @@ class CompiledRule:
     uncounted_if_denied: bool = False
     """Whether this is of hits that descriptors report, which do not count if they are denied, of a
     rule that is also asked with 0 hits: then every later look would pass."""
+    in_turn: bool = False
+    """Whether its limits pay in turn: the first that has room is charged, and no other."""
 
 
 _NO_NODE: Final = MatchedNode()

@@ -15,6 +15,7 @@ from ratelimit_service.limiter.additions import applicable, enabled
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
 from ratelimit_service.limiter.fast_path import stands_alone, takes_fast_path
 from ratelimit_service.limiter.near import near_threshold
+from ratelimit_service.limiter.turns import payers
 from ratelimit_service.model import (
     CountDenied,
     CounterSpec,
@@ -151,7 +152,7 @@ class Compiler:
             for limit in rule.limits
             if limit.schedule is None or limit.schedule.holds(self._minute)
         ]
-        if settings.reservations:
+        if settings.reservations and not rule.in_turn:
             limits = [with_reservations(limit) for limit in limits]
         if not limits:
             return self._shared(
@@ -166,7 +167,7 @@ class Compiler:
         mode = Mode.ENFORCED
         if rule.shadow_mode:
             mode = Mode.SHADOW
-        elif rule.quota_mode or settings.quota_mode:
+        elif (rule.quota_mode or settings.quota_mode) and not rule.in_turn:
             mode = Mode.QUOTA
         policy = rule.failure_policy or settings.failure_policy
         if rule.shadow_mode:
@@ -182,11 +183,14 @@ class Compiler:
         rule: Rule | None,
     ) -> CompiledRule:
         settings = self._settings
-        always = (
+        in_turn = rule is not None and rule.in_turn
+        always = not in_turn and (
             settings.quota_mode
             or settings.denied_counted is CountDenied.ALL
             or (rule and rule.quota_mode)
         )
+        if in_turn:
+            limits = payers(limits)
         compiled = self._compiled_limits(domain, tuple(limits), always=bool(always))
         return self._shared(
             CompiledRule(
@@ -202,6 +206,7 @@ class Compiler:
                 any(each.spec.algorithm.leases for each in compiled),
                 any(limit.grouping is not None for limit in limits),
                 era=self._era,
+                in_turn=in_turn,
             )
         )
 
@@ -257,6 +262,7 @@ def _unusual(
         rule.stray or stray,
         era=rule.era,
         uncounted_if_denied=uncounted_if_denied,
+        in_turn=rule.in_turn,
     )
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ratelimit_service.limiter.compiled import Kind, Plan
+from ratelimit_service.limiter.turns import payer
 from ratelimit_service.model import Hit, Limit, Outcome
 from ratelimit_service.stores import Settled, Verdict
 
@@ -42,6 +43,13 @@ class DecisionReason(NamedTuple):
     hit: Hit | None = None
     outcome: Outcome | None = None
 
+    @property
+    def in_turn(self) -> tuple[str, ...]:
+        """The names of the limits that were asked in turn, if they are of such a list."""
+        if self.plan is None or not self.plan.rule.in_turn:
+            return ()
+        return tuple(dict.fromkeys([each.limit.name for each in self.plan.rule.limits]))
+
 
 def decision_reason(plans: Sequence[Plan], settled: Settled) -> DecisionReason:
     """What decided a request with these plans."""
@@ -55,25 +63,41 @@ def decision_reason(plans: Sequence[Plan], settled: Settled) -> DecisionReason:
                 return DecisionReason(DecidedBy.OVERRIDE, descriptor, planned)
         by_policy = verdict in (Verdict.DENIED, Verdict.FAILED)
         return DecisionReason(DecidedBy.POLICY if by_policy else DecidedBy.NOTHING)
-    if index < 0:
-        index = _tightest([hit for planned in plans for hit in planned.hits], settled)
-    outcome = outcomes[index]
-    by = DecidedBy.LOCAL_CACHE if settled.cached else DecidedBy.COUNT
-    if outcome is None or outcome.local:
-        by = DecidedBy.POLICY
+    return _reason(plans, settled, _tightest(plans, settled) if index < 0 else index)
+
+
+def _reason(plans: Sequence[Plan], settled: Settled, index: int) -> DecisionReason:
+    """What is told where the hit at this place decided.
+
+    Of limits that pay in turn it is the one that speaks for all of them.
+    """
+    start = 0
     for descriptor, planned in enumerate(plans):
-        hits = planned.hits
-        if index < len(hits):
-            limit = planned.rule.limits[index].limit
-            return DecisionReason(by, descriptor, planned, limit, hits[index], outcome)
-        index -= len(hits)
+        end = start + len(planned.hits)
+        if index < end:
+            each = settled.outcomes[start:end]
+            place = payer(planned, each) if planned.rule.in_turn else index - start
+            outcome, limit = each[place], planned.rule.limits[place].limit
+            by = DecidedBy.LOCAL_CACHE if settled.cached else DecidedBy.COUNT
+            if outcome is None or outcome.local:
+                by = DecidedBy.POLICY
+            return DecisionReason(by, descriptor, planned, limit, planned.hits[place], outcome)
+        start = end
     raise IndexError(index)
 
 
-def _tightest(hits: Sequence[Hit], settled: Settled) -> int:
-    """The place of the hit that leaves the fewest others; one without an outcome comes first."""
-    remaining = [
-        -1 if outcome is None else outcome.remaining if not hit.refund else hit.spec.limit
-        for hit, outcome in zip(hits, settled.outcomes, strict=True)
-    ]
+def _tightest(plans: Sequence[Plan], settled: Settled) -> int:
+    """The place of the hit that leaves the fewest others; one without an outcome comes first.
+
+    Of limits that pay in turn only the one that paid is looked at.
+    """
+    remaining: list[int] = []
+    for planned in plans:
+        each = settled.outcomes[len(remaining) : len(remaining) + len(planned.hits)]
+        if planned.rule.in_turn:
+            each = [each[payer(planned, each)]] * len(each)
+        remaining += [
+            -1 if outcome is None else hit.spec.limit if hit.refund else outcome.remaining
+            for hit, outcome in zip(planned.hits, each, strict=True)
+        ]
     return remaining.index(min(remaining))

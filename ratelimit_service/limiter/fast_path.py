@@ -27,13 +27,14 @@ _PLANNED_ALONE: Final = frozenset(
         "metadata",
         "answer",
         "enqueue",
+        "in_turn",
         "source",
         "tallies",
     )
 )
 """Fields of a rule that mean the same whatever stands beside its descriptor in a request."""
 
-_ANSWERED: Final = _PLANNED_ALONE | {"replaces", "quota_mode"}
+_ANSWERED: Final = (_PLANNED_ALONE - {"in_turn"}) | {"replaces", "quota_mode"}
 """Fields of a rule that the fast paths of answering and tallying do."""
 
 _LIMIT_ANSWERED: Final = frozenset(

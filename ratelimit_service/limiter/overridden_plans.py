@@ -19,6 +19,7 @@ from ratelimit_service.limiter.compiler import shared_spec
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.overrides import Ruling, ruling_of
 from ratelimit_service.limiter.plan import settle_without_hits
+from ratelimit_service.limiter.turns import in_turn
 from ratelimit_service.model import (
     NEVER_US,
     SECOND_US,
@@ -84,7 +85,11 @@ def apply_overrides(
             if known is None
             else _as_before(planned, known)
         )
-        whole = len(one.plan.hits) == len(planned.hits) > 0 and not any(one.grants)
+        whole = (
+            len(one.plan.hits) == len(planned.hits) > 0
+            and not any(one.grants)
+            and not planned.rule.in_turn
+        )
         if known is None and whole and not planned.refund:
             known_changes[key] = one  # in a request of hundreds of descriptors many are alike
         overridden.append(one)
@@ -157,11 +162,12 @@ def _overridden(
     hits: list[Hit] = []
     grants: list[Sequence[Hit]] = []
     applied: list[Override] = []
+    spent: list[Override] = []
     for compiled, hit, unfiltered in zip(rule.limits, planned.hits, rulings, strict=False):
         given = [
             (override, end_us)
             for override in unfiltered.grants
-            if now_us < (end_us := grant_end(compiled.limit, override))
+            if override not in spent and now_us < (end_us := grant_end(compiled.limit, override))
         ]
         ruling = unfiltered._replace(grants=tuple([override for override, _ in given]))
         applied += [override for override in ruling.applied if override not in applied]
@@ -171,6 +177,8 @@ def _overridden(
                 hits.append(hit if hit.spec.algorithm.leases else hit._replace(addend=0))
                 grants.append(())
             continue
+        if rule.in_turn:  # one grant is not given once for each of these limits
+            spent += ruling.grants
         until_us = min([until_us, *[end_us for _, end_us in given]])
         leased = compiled.spec.algorithm.leases
         more = sum([override.number for override, _ in given]) if leased else 0
@@ -183,6 +191,10 @@ def _overridden(
             if leased or planned.refund
             else [_grant_hit(own, override, end_us) for override, end_us in given]
         )
+    if rule.in_turn and not planned.refund:
+        limits, hits = _with_grants(limits, hits, grants)
+        hits = [*in_turn(hits, rule.hit_mode, planned.addend)]
+        grants = [()] * len(hits)
     if not rule.limits and whole.exempt is not None:
         applied.append(whole.exempt)
     kind = rule.kind
@@ -192,6 +204,24 @@ def _overridden(
     return _OverriddenPlan(
         Plan(changed_rule, planned.addend, tuple(hits), planned.node), grants, until_us
     )
+
+
+def _with_grants(
+    limits: Sequence[CompiledLimit], hits: Sequence[Hit], grants: Sequence[Sequence[Hit]]
+) -> tuple[list[CompiledLimit], list[Hit]]:
+    """Limits that pay in turn, and their hits. A grant is asked before the limit that it is of."""
+    all_limits: list[CompiledLimit] = []
+    all_hits: list[Hit] = []
+    for compiled, hit, granted in zip(limits, hits, grants, strict=True):
+        for each in granted:
+            all_hits.append(each)
+            spec = each.spec
+            all_limits.append(
+                compiled._replace(spec=spec, soft=0, near_limit=spec.limit, near_remaining=0)
+            )
+        all_limits.append(compiled)
+        all_hits.append(hit)
+    return all_limits, all_hits
 
 
 def _rule(
@@ -212,6 +242,7 @@ def _rule(
         rule.groups,
         rule.stray,
         applied,
+        in_turn=rule.in_turn and bool(limits),
     )
 
 

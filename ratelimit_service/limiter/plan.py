@@ -10,6 +10,7 @@ from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.limiter.fast_path import has_template
+from ratelimit_service.limiter.turns import in_turn, refund_to
 from ratelimit_service.model import (
     CountDenied,
     Denied,
@@ -230,16 +231,23 @@ class Planner:
         if not compiled.limits:
             return Plan(compiled, addend, (), node)
         _, identity, shared, _, _ = rule_match
-        returned = None
+        returned, paid = None, None
         if descriptor.is_negative_hits:
-            named = len(identity) < len(descriptor.entries)
-            returned = _lease(descriptor.entries[-1].value) if named else b""
+            returned = b""
+            if len(identity) < len(descriptor.entries):
+                named = descriptor.entries[-1]
+                if named.key == PAID:
+                    paid = named.value.rpartition(",")[2].strip()  # of several the last one counts
+                else:
+                    returned = _lease(named.value)
         planned = _counted(compiled, node, identity, shared, addend, returned)
+        if compiled.in_turn and returned == b"":
+            planned = planned._replace(hits=refund_to(paid, compiled.limits, planned.hits))
         return self._reported(planned, descriptor)
 
     def _reported(self, planned: Plan, descriptor: Descriptor) -> Plan:
         """The plan of hits that count whoever denies, if that is so of those that are reported."""
-        if descriptor.hits_addend is None or planned.refund:
+        if descriptor.hits_addend is None or planned.refund or planned.rule.in_turn:
             return planned
         declared = planned.declared
         path = (declared.domain, declared.path) if declared is not None else None
@@ -269,16 +277,21 @@ def _is_replaced(rule_match: Match, replaced: Collection[str]) -> bool:
 
 
 def _returned(domain: Domain, descriptor: Descriptor, minute: int) -> Match | None:
-    """The rule whose lease a descriptor gives back: its last entry names it, and is not matched."""
+    """The rule to which hits are given back, if the last entry says which: it is not matched.
+
+    It names a lease, or of limits that pay in turn the one that paid.
+    """
     entries = descriptor.entries
-    if not descriptor.is_negative_hits or len(entries) < 2 or entries[-1].key != LEASE:
+    if not descriptor.is_negative_hits or len(entries) < 2 or entries[-1].key not in _NAMING:
         return None
     rule_match = match(domain, entries[:-1], minute)
-    if rule_match.rule is None or not any(
-        ALGORITHMS[limit.algorithm].leases for limit in rule_match.rule.limits
-    ):
+    rule = rule_match.rule
+    if rule is None:
         return None
-    return rule_match
+    if entries[-1].key == PAID:
+        return rule_match if rule.in_turn else None
+    leases = any(ALGORITHMS[limit.algorithm].leases for limit in rule.limits)
+    return rule_match if leases else None
 
 
 def _lease(text: str) -> bytes:
@@ -292,6 +305,11 @@ def _lease(text: str) -> bytes:
 
 LEASE: Final = "lease"
 """The key of the entry that names a lease to be given back."""
+
+PAID: Final = "paid"
+"""The key of the entry that names the limit which has paid, and gets hits back."""
+
+_NAMING: Final = (LEASE, PAID)
 
 LEASE_BYTES: Final = 8
 _UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
@@ -333,6 +351,8 @@ def _counted(
         hits += (new_tuple(Hit, fields),)
         # Each limit of a quota counts by itself, even where the quota cannot deny.
         joined = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
+    if rule.in_turn and returned is None:
+        hits = in_turn(hits, rule.hit_mode, addend)
     return new_tuple(Plan, (rule, addend, hits, node))
 
 
@@ -349,7 +369,7 @@ def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
             planned.rule.mode is Mode.SHADOW
             and planned.declared is not None
             and (settings.quota_mode or planned.declared.quota_mode)
-            and not planned.refund
+            and not (planned.refund or planned.rule.in_turn)
         )
         for planned in plans
     )

@@ -33,8 +33,8 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
         end = start + len(hits)
         if start <= by < end:
             deciding = plan.declared
-        if hits and not hits[0].refund and hits[0].mode is not Mode.SHADOW:
-            alike = quotas if hits[0].mode is Mode.QUOTA else enforced
+        if hits and not hits[0].refund and hits[-1].mode is not Mode.SHADOW:
+            alike = quotas if hits[-1].mode is Mode.QUOTA else enforced
             alike.append((plan, _over(plan.rule, outcomes[start:end])))
         start = end
     may_deny = enforced

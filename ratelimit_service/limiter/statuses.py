@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
+from ratelimit_service.limiter.turns import payer
 from ratelimit_service.model import MAX_ADDEND, Code, FailurePolicy, Mode, Outcome, Status
 
 __all__ = ["ReportedLimit", "by_policy", "remaining_of", "reported_limit", "statuses_of"]
@@ -24,8 +25,13 @@ def reported_limit(planned: Plan, outcomes: Sequence[Outcome | None]) -> Reporte
     A limit that is over comes first, then one that this process counted alone. Of several that are
     over, the one with the longest wait speaks. Of others, the one with the fewest remaining hits
     does, then the first. None if the failure policy speaks: no limit is known to be over, and one
-    has no outcome.
+    has no outcome. Of limits that pay in turn it is the one that paid (`turns.payer`).
     """
+    if planned.rule.in_turn and None not in outcomes:
+        speaks = payer(planned, outcomes)
+        outcome = outcomes[speaks]
+        assert outcome is not None  # noqa: S101 -- as none is
+        return ReportedLimit(planned.rule.limits[speaks], outcome)
     best, missing = None, False
     for limit, outcome in zip(planned.rule.limits, outcomes, strict=True):
         if outcome is None:

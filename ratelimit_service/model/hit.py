@@ -21,6 +21,9 @@ class Mode(IntEnum):
     """It never denies."""
     QUOTA = 2
     """It denies when every quota hit of the request is without room."""
+    IN_TURN = 3
+    """Of all joined hits but the last: what the first asks for is charged on the first of them all
+    that has room for it. The others are only looked at. The last one says the mode of them all."""
     GRANT = 4
     """The hit behind it is charged in its place. With room it takes that one's place instead."""
 
@@ -32,11 +35,12 @@ class Hit(NamedTuple):
     back. With `count_denied` they are counted whether or not the request passes. `lease` is
     the id, of 8 bytes, under which `concurrency` takes and gives back; several leases with
     their hits can be taken at once. Without one the oldest are given back. A `joined` hit is
-    of the same descriptor as the one before it: they have room together or not at all. So is the
-    one behind a grant, which has the same home. `policy` is what decides if the store does not. A
-    refund with a `receipt` undoes just that charge, as far as it still counts. In the place of a
-    receipt stands the hold of a hit that reserves or settles, under its lease; a refund with one
-    takes hits off what is held.
+    of the same descriptor as the one before it: they have room together or not at all, unless they
+    pay `IN_TURN`: then only the first one's addend is asked for, and the others' are 0. The one
+    behind a grant is of the same descriptor, too, and has the same home. `policy` is what decides
+    if the store does not. A refund with a `receipt` undoes just that charge, as far as it still
+    counts. In the place of a receipt stands the hold of a hit that reserves or settles, under its
+    lease; a refund with one takes hits off what is held.
     """
 
     key: bytes

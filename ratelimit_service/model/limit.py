@@ -86,7 +86,8 @@ class Limit(NamedTuple):
     the values of the algorithm's parameters that have no field here, as it declares them.
     With a `grouping` the addresses of one network are one caller. With a `schedule` it holds only
     at its times, and counts only then. All limits of a `pool` charge one counter, whatever the
-    value of the rule's own entry; `reserved` are the hits that this one leaves to the others. With
+    value of the rule's own entry; `reserved` are the hits that this one leaves to the others.
+    With `count_by` only the entries with these keys tell its counters apart; empty, all do. With
     `reservations` it has room only beside what is held.
     """
 
@@ -107,6 +108,7 @@ class Limit(NamedTuple):
     schedule: Schedule | None = None
     pool: str = ""
     reserved: int = 0
+    count_by: tuple[str, ...] = ()
     reservations: Reservations | None = None
 
     @property

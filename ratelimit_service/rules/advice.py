@@ -60,7 +60,7 @@ def advice(nodes: Iterable[Node], minute: int, path: _Path = ()) -> Iterator[Pro
         yield from _misread(node, here)
         yield from _never_grouped(node, here)
         if node.rule is not None:
-            yield from _pointless(node.rule)
+            yield from _never_paying(node.rule) if node.rule.in_turn else _pointless(node.rule)
             yield from _unfitting(node.rule)
             yield from _all_reserved(node.rule)
             yield from _idle_queue(node.rule)
@@ -242,6 +242,17 @@ def _pointless(rule: Rule) -> Iterator[Problem]:
                 f"at most {_most(tighter, limit)} through in that time"
             )
             yield Problem(rule.source, rule.path, message, "pointless", tolerated=True, hint=True)
+
+
+def _never_paying(rule: Rule) -> Iterator[Problem]:
+    """Of limits that pay in turn those that never pay."""
+    for limit in rule.limits:
+        if not spec_of(limit).limit:
+            message = f"{quoted(limit.name)} can never pay: it has room for no hit"
+            yield Problem(rule.source, rule.path, message, "pointless", tolerated=True, hint=True)
+    if len(rule.limits) == 1:
+        message = "charge: first does nothing with one limit: nothing pays after it"
+        yield Problem(rule.source, rule.path, message, "pointless", tolerated=True, hint=True)
 
 
 def _implies(one: Limit, other: Limit) -> bool:

@@ -68,6 +68,8 @@ def _of_rule(rule: Rule) -> Iterator[str]:
     if rule.answer:
         style = {name: value for name, value in rule.answer._asdict().items() if value}
         yield f"answer: {json.dumps(style, ensure_ascii=False)}"
+    if rule.in_turn:
+        yield "charge: first"
     if rule.enqueue:
         yield "on_limit: enqueue"
 
@@ -102,17 +104,20 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield f"pool: {limit.pool}"
     if limit.reserved:
         yield f"reserve: {limit.reserved}"
+    if limit.count_by:
+        yield f"count_by: {' '.join(limit.count_by)}"
     if limit.schedule is not None:
         yield f"when: {schedule_text(limit.schedule)}"
     if limit.count_denied:
         yield "count_denied: true"
-    if limit.reservations is not None:
-        yield from _of_reservations(limit.reservations)
+    yield from _of_reservations(limit.reservations)
     if limit.name:
         yield f"name: {limit.name}"
 
 
-def _of_reservations(reservations: Reservations) -> Iterator[str]:
+def _of_reservations(reservations: Reservations | None) -> Iterator[str]:
+    if reservations is None:
+        return
     yield "reservations: true"
     if reservations.most_ppm != WHOLE_PPM:
         yield f"max_reservation: {reservations.most_ppm / 10_000:g}%"

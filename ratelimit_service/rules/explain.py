@@ -209,7 +209,13 @@ def _matches(node: Node, matcher: Matcher, value: str) -> bool:
 
 def _why(steps: tuple[EntryStep, ...], result: Match, descriptor: Descriptor, minute: int) -> str:
     if result.rule:
-        what = "; ".join(_now(limit, minute) for limit in result.rule.limits) or "unlimited"
+        limits = [_now(limit, minute) for limit in result.rule.limits]
+        if result.rule.in_turn:
+            names = [limit.name for limit in result.rule.limits]
+            limits = [f"{name}: {text}" for name, text in zip(names, limits, strict=True)]
+        what = "; ".join(limits) or "unlimited"
+        if result.rule.in_turn:
+            what = f"the first with room pays: {what}"
         if result.rule.enqueue:
             what += "; what is denied goes into its queue"
         return f"rule {result.rule.path} at {result.rule.source}: {what}"

@@ -31,6 +31,7 @@ from ratelimit_service.rules.problem import MAX_TEXT
 __all__ = [
     "ANSWER_KEYS",
     "AT_TOP",
+    "CHARGE",
     "CONTENT_TYPE",
     "DURATION",
     "GROUP_KEYS",
@@ -76,6 +77,7 @@ WHEN_KEYS: Final = ("days", "from", "to", "time_zone")
 GROUP_KEYS: Final = ("ipv4", "ipv6")
 ON_LIMIT: Final = ("deny", "enqueue")
 ON_EXPIRY: Final = ("release", "charge")
+CHARGE: Final = ("all", "first")
 
 Shape = Mapping[str, object]
 """What may stand under a key, as a JSON Schema. Null is nothing, wherever a key may be left out."""
@@ -250,6 +252,13 @@ _ON_DESCRIPTOR: Final = (
         },
         "A list of them instead; see [several limits](#several-limits).",
     ),
+    RuleKey(
+        "charge",
+        _word(CHARGE),
+        "Which limits of the list a request is charged on: `all`, or the `first` that has room; "
+        "see [limits that pay in turn](#limits-that-pay-in-turn).",
+        "`all`",
+    ),
     RuleKey("descriptors", _DESCRIPTORS, "Rules for descriptors with further entries."),
     RuleKey(
         "shadow_mode",
@@ -423,6 +432,13 @@ IN_LIMIT: Final = (
         "reserve",
         _matching(PERCENT),
         "The part of the `pool` that this limit leaves to the others, as `20%`.",
+    ),
+    RuleKey(
+        "count_by",
+        {"type": ["array", "null"], "items": {**TEXT, "minLength": 1}, "minItems": 1},
+        "In a list with `charge: first`: only the entries with these keys tell counters apart, as "
+        "`[org, team]`.",
+        "all entries",
     ),
     RuleKey(
         "when",

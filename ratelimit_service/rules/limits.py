@@ -129,6 +129,7 @@ def read_limit(
         grouping=read_grouping(fields),
         schedule=read_schedule(fields),
         pool=fields.text("pool", most=MAX_NAME),
+        count_by=_count_by(fields),
     )
     limit = limit._replace(**_in_fields(algorithm, values))
     most_ppm, ttl_us = _ppm(fields, "max_reservation"), _length(fields, "max_reservation_ttl")
@@ -137,6 +138,20 @@ def read_limit(
     )
     _check_numbers(fields, limit)
     return _within_reserve(fields, limit)
+
+
+def _count_by(fields: Fields) -> tuple[str, ...]:
+    """The keys of the entries that tell counters apart; none for all of them."""
+    if not fields.given("count_by"):
+        return ()
+    keys = fields.texts("count_by")
+    if not keys:
+        fields.report("count_by", "count_by is a list of keys, as [org, team]", value="count_by")
+    for name in ("group", "pool"):
+        if fields.given(name):
+            message = f"{name} and count_by exclude each other: remove one"
+            fields.report("count_by", message, key=name)
+    return tuple(dict.fromkeys(keys or ()))
 
 
 def _value(fields: Fields, parameter: Parameter) -> int:

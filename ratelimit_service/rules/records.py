@@ -246,6 +246,7 @@ def _flags(node: Node, rule: Rule) -> tuple[object, ...]:
         rule.failure_policy,
         rule.detailed_metric,
         rule.enqueue,
+        rule.in_turn,
     )
 
 

@@ -23,6 +23,7 @@ from ratelimit_service.rules.conflicts import taken_twice, too_many
 from ratelimit_service.rules.fields import Fields, Scalars, document
 from ratelimit_service.rules.grouping import check_groupings, read_grouping
 from ratelimit_service.rules.language import (
+    CHARGE,
     LIMIT_KEYS,
     MAX_LIMITS,
     MAX_NAME,
@@ -40,10 +41,14 @@ from ratelimit_service.rules.problem import MAX_TEXT, Problem, origin, quoted
 from ratelimit_service.rules.reader import Reader, Unreadable
 from ratelimit_service.rules.schedule import read_valid_until
 from ratelimit_service.rules.tree import Level, Node, Rule
+from ratelimit_service.rules.turns import check_turns
 
 __all__ = ["RuleFile", "alike", "compiled", "parse"]
 
-_OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer", "on_limit")
+_OF_THE_RULE = (
+    *("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer", "on_limit"),
+    "charge",
+)
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
 _FORGOTTEN = {"rate_limit": "unit and requests_per_unit", "rate_limits": "a list of limits"}
@@ -130,7 +135,8 @@ def compiled(
             _advise_on_no_rules(root)
         if unmade := origin(domain):
             root.advise("literal_value", f"domain is compared as text{unmade}", key="domain")
-        rules = _RuleReader(domain, tallies, read_answer(root), reader.problems)
+        placing = None if shard_by is None else shard_by.keys
+        rules = _RuleReader(domain, tallies, read_answer(root), reader.problems, placing)
         rules.reserves = root.switch("reservations")
         nodes = rules.descriptors(root)
     except Unreadable:
@@ -182,11 +188,13 @@ class _RuleReader:
         tallies: Callable[[str, str], Tallies],
         answer: AnswerStyle | None,
         problems: Sized,
+        shard_by: frozenset[str] | None,
     ) -> None:
         """`answer` holds for rules that do not say how their answers look.
 
-        `problems` are those of the file so far; they grow.
+        `problems` are those of the file so far; they grow. `shard_by` is the file's.
         """
+        self._shard_by = shard_by
         self._domain = domain
         self._tallies = tallies
         self._answer = answer
@@ -304,7 +312,9 @@ class _RuleReader:
                 metadata=descriptor.plain("metadata"),
                 answer=read_answer(descriptor, self._answer),
                 enqueue=descriptor.one_of("on_limit", ON_LIMIT, "deny") == "enqueue",
+                in_turn=descriptor.one_of("charge", CHARGE, "all") == "first",
             )
+        check_turns(descriptor, key, rule, self._shard_by)
         return rule, limits
 
     def _rate_limits(self, descriptor: Fields, key: str) -> tuple[_RateLimits, list[Fields]]:
@@ -355,7 +365,8 @@ class _RuleReader:
                     fields.report("unlimited", message, key="unlimited")
                 continue
             if listed_ones:
-                other = seen.setdefault((spec_of(limit).key + limit.scope, limit.pool), fields)
+                counter = spec_of(limit).key + limit.scope, limit.pool, frozenset(limit.count_by)
+                other = seen.setdefault(counter, fields)
                 if other is not fields:
                     fields.report(
                         "duplicate_limit",
@@ -371,7 +382,12 @@ def alike(result: object) -> bool:
 
     The other value must hold no `*`. It must be given where this one's is, and left out where not.
     """
-    return isinstance(result, Node) and result.matcher is None and result.children is None
+    return (
+        isinstance(result, Node)
+        and result.matcher is None
+        and result.children is None
+        and not (result.rule is not None and result.rule.in_turn)
+    )
 
 
 def _check_number_of_limits(fields: Fields, limits: Sequence[Fields]) -> None:

@@ -22,6 +22,8 @@ def limit_text(limit: Limit) -> str:
         words.append(f"{soft_of(limit)} more with a warning")
     if limit.grouping is not None:
         words.append(f"addresses grouped by {grouping_text(limit.grouping)}")
+    if limit.count_by:
+        words.append(f"counted by {', '.join(limit.count_by)}")
     if limit.pool:
         words.append(f"of pool {limit.pool}")
     if limit.reserved:

@@ -77,6 +77,8 @@ class Rule:
     answer: AnswerStyle | None = None
     enqueue: bool = False
     """Whether requests that it denies go into its queue."""
+    in_turn: bool = False
+    """Whether its limits pay in turn: the first that has room is charged, and no other."""
     source: Source = _NOWHERE
     tallies: Tallies = field(default_factory=Tallies)
 
@@ -103,6 +105,7 @@ class Rule:
             self.metadata,
             self.answer,
             self.enqueue,
+            self.in_turn,
             source,
             tallies,
         )

@@ -35,6 +35,7 @@ async def deciding(
         service = Service(
             snapshot, store, settings, stats, note=health.note, known_over=opened.known_over
         )
+        service.way_us = opened.way_us
         service.enqueueing = enqueueing = Enqueueing(queues, stats)
         history = CallerHistory(service.callers, records) if service.callers is not None else None
         if history is not None:

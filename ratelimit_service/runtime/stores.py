@@ -34,7 +34,8 @@ class Opened(NamedTuple):
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
     stand, `forget` lets them start again from nothing. Processes leave `records` there for each
     other. Rules have `queues` there for denied requests. `shard_states` says how the store's
-    servers stand, if it has any. `known_over` says who is over without counting.
+    servers stand, if it has any, and `way_us` how long the way to the farthest and back takes.
+    `known_over` says who is over without counting.
     """
 
     store: Store
@@ -47,6 +48,7 @@ class Opened(NamedTuple):
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
     known_over: KnownOver = unknown
+    way_us: Callable[[], int] = int
 
 
 def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -87,7 +89,16 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
     queues = RedisQueues(store, settings.queue_length)
     look, states = store.look, store.shard_states
     opened = Opened(
-        store, None, store.shard_of, look, store.forget, overrides, records, queues, states
+        store,
+        None,
+        store.shard_of,
+        look,
+        store.forget,
+        overrides,
+        records,
+        queues,
+        states,
+        way_us=store.way_us,
     )
     if not settings.local_cache_bytes:
         return opened

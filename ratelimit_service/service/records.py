@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ratelimit_service.limiter import DecidedBy, decision_reason
+from ratelimit_service.limiter.turns import paid_of
 from ratelimit_service.model import Hit, Limit, Outcome, Override
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer
@@ -29,6 +30,8 @@ class DecisionRecord(NamedTuple):
     `hit` what was charged. `descriptor` is the place of the one that this is about, and `source`
     where the rule stands. `caller` is who asked, None if nobody has looked, and `took_us` how long
     the answer took, -1 if that is unknown. `overrides` are those of an operator that took part.
+    Of limits that pay in turn `in_turn` names those that were asked, and `paid` has those of the
+    request that have paid, with the places of their descriptors.
     """
 
     body: bytes
@@ -44,6 +47,8 @@ class DecisionRecord(NamedTuple):
     caller: CallOrigin | None = None
     took_us: int = -1
     overrides: tuple[Override, ...] = ()
+    in_turn: tuple[str, ...] = ()
+    paid: Sequence[tuple[int, str]] = ()
 
     @property
     def denied(self) -> bool:
@@ -173,4 +178,6 @@ def record(
         caller=caller,
         took_us=took_us,
         overrides=() if reason.plan is None else reason.plan.rule.overrides,
+        in_turn=reason.in_turn,
+        paid=paid_of(planned.plans, settled),
     )

@@ -199,7 +199,11 @@ class Reservations:
         found: list[Outcome | None] = [None] * len(hits)
         pause = _AGAIN_SECONDS
         for attempt in range(_ATTEMPTS):
-            missing = [index for index, outcome in enumerate(found) if outcome is None]
+            missing = [
+                index
+                for index, outcome in enumerate(found)
+                if outcome is None and (not attempt or _counts_once(hits[index]))
+            ]
             if not missing:
                 break
             if attempt:
@@ -255,6 +259,16 @@ def _id_of(text: str) -> bytes | None:
     return found if len(found) == _ID_BYTES else None
 
 
+def _counts_once(hit: Hit) -> bool:
+    """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
+    return hit.receipt is not None or hit.refund
+
+
+def _pays_in_turn(plan: Plan) -> bool:
+    """Whether one of the limits pays: then which one, a settle could not tell."""
+    return bool(plan.hits) and plan.hits[0].mode is Mode.IN_TURN
+
+
 def _too_large(plans: Sequence[Plan], hits: int) -> bool:
     """Whether one of the limits lets no reservation hold so much."""
     return any(
@@ -267,7 +281,8 @@ def _too_large(plans: Sequence[Plan], hits: int) -> bool:
 
 
 def _of(hit: Hit, number: int | None) -> Hit:
-    return hit if number is None else hit._replace(addend=number)
+    """The hit with this number of hits; of those that pay in turn only the first one has any."""
+    return hit if number is None or not hit.addend else hit._replace(addend=number)
 
 
 def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
@@ -275,6 +290,9 @@ def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
     met: Counter[bytes] = Counter()
     named = []
     for hit in hits:
+        if hit.receipt is None and not hit.spec.algorithm.leases:
+            named.append(hit)
+            continue
         if hit.spec.algorithm.leases:
             named.append(hit._replace(lease=hold_id[:_LEASE_BYTES]))
             continue
@@ -299,7 +317,7 @@ def _holding(plans: Sequence[Plan], number: int | None, hold_id: bytes, ttl_us: 
             for_us, charged = ttl_us, False
             if of_limit is not None:
                 for_us, charged = min(ttl_us, of_limit.ttl_us or ttl_us), of_limit.charged
-            if plan.rule.hit_mode is not Mode.ENFORCED:
+            if plan.rule.hit_mode is not Mode.ENFORCED or _pays_in_turn(plan):
                 for_us = 0
             hits.append(asked._replace(receipt=Hold(for_us, charged=charged)))
     return _named(hits, hold_id)
@@ -311,6 +329,9 @@ def _settling(
     """The hits of a request that settles. They count, whatever the limits say."""
     hits = []
     for plan in plans:
+        if _pays_in_turn(plan):
+            hits += [_of(hit, number)._replace(policy=FailurePolicy.OPEN) for hit in plan.hits]
+            continue
         for hit in plan.hits:
             settled = _of(hit, number)._replace(joined=False, policy=FailurePolicy.OPEN)
             if hit.spec.algorithm.leases:

@@ -133,7 +133,8 @@ class Settings:
     store_timeout_us: int = _COUNTERS.setting(
         10_000,
         DURATION,
-        "How long the store may take to answer a call before the failure policy does.",
+        "How long the store may take to answer a call before the failure policy does. A store's "
+        "URL can name a time of its own, as in redis://HOST:PORT/0?timeout=300ms.",
     )
     local_cache_bytes: int = _COUNTERS.setting(
         8_388_608,

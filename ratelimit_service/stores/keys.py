@@ -50,7 +50,7 @@ _DIGEST_AT: Final = -(_DIGEST_BYTES * 4 // 3) - 1
 class CounterNames:
     """The keys of one domain's counters of one limit."""
 
-    __slots__ = ("_domain", "_grouping", "_kind", "_pool", "_shard_by")
+    __slots__ = ("_count_by", "_domain", "_grouping", "_kind", "_pool", "_shard_by")
 
     def __init__(
         self,
@@ -66,10 +66,12 @@ class CounterNames:
         self._domain = f"{len(domain)}:{domain}"
         self._grouping: Grouping | None = None
         self._pool = ""
+        self._count_by: tuple[str, ...] = ()
         kind = spec.key
         if limit is not None:
             self._grouping = limit.grouping
             self._pool = limit.pool
+            self._count_by = limit.count_by
             kind += limit.scope
         self._kind = kind.encode()
         self._shard_by = shard_by
@@ -85,7 +87,8 @@ class CounterNames:
         encoded domain and entries or, where they are too long, `#` and their digest. The tag is a
         checksum of what places the counter: domain and entries, or those of them that `shard_by`
         names if all of these are there.
-        Limits of one descriptor share it, unless they group addresses or charge a pool. No
+        Limits of one descriptor share it, unless they group addresses, charge a pool or name what
+        they count by. No
         caller's braces choose a Redis Cluster slot.
         """
         if self._grouping is not None:
@@ -94,6 +97,10 @@ class CounterNames:
             last = len(entries) - 1
             entries = [*entries[:last], ("", self._pool)]
             shared = (*(index for index in shared if index < last), last)
+        if self._count_by:
+            kept = [index for index, (key, _) in enumerate(entries) if key in self._count_by]
+            entries = [entries[index] for index in kept]
+            shared = [place for place, index in enumerate(kept) if index in shared]
         counted = (self._domain + _encoded(entries, shared)).encode()
         tagged = counted
         if self._shard_by is not None and self._shard_by <= {key for key, _ in entries}:

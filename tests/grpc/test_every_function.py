@@ -78,13 +78,12 @@ _OUTERMOST = "contains the faults of all that it calls; who calls it knows no ca
 _REPLIES = "a store's reply ends in it, and no other comes"
 
 EXCUSED = {
-    "Batches._landed": _REPLIES,
     "Batches._replied": _REPLIES,
     "CallBatch.answer": _OUTERMOST,
     "LocalCache._learn": _REPLIES,
     "LocalCache._settled": _REPLIES,
     "RedisStore._all_read": _REPLIES,
-    "RedisStore._rung": _REPLIES,
+    "RedisStore._timer_fired": _REPLIES,
     "Service._charge": _OUTERMOST,
     "Service._settled": _REPLIES,
     "Service._tell": _OUTERMOST,

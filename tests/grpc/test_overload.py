@@ -24,6 +24,8 @@ from tests.stores.redis_store import started
 PAST_US = 0
 """A deadline that is over."""
 
+WAY_US = 60_000_000
+
 
 async def test_a_count_is_waited_for_as_long_as_an_answer_can_still_be_in_time(
     tmp_path: Path,
@@ -69,6 +71,25 @@ async def test_what_waited_too_long_is_not_counted(tmp_path: Path) -> None:
     assert len(store.deadlines_us) == 2
     assert ends.stats.overloaded == {"refused": 2}
     assert list(ends.health.faults) == ["overloaded"]
+
+
+async def test_who_waits_for_less_than_the_way_to_a_store_is_asked_for(tmp_path: Path) -> None:
+    """A far store is no overload: failure policies answer those for whom it is too far.
+
+    Who has time for it is refused only if calls wait longer than the way takes.
+    """
+    store = Far()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.settle()
+    store.deadlines_us.clear()
+    ends.service.way_us = lambda: WAY_US
+
+    assert ends.call(timeout="60S")
+    assert ends.call(timeout="200S")
+    assert not ends.call(timeout="100S", waited_us=1_000)
+
+    assert len(store.deadlines_us) == 2
+    assert ends.stats.overloaded == {"refused": 1}
 
 
 async def test_callers_that_wait_longer_are_counted(tmp_path: Path) -> None:
@@ -149,6 +170,13 @@ class Holding(Away):
         held, self.held = self.held, []
         for done, requests in held:
             super().charge(requests, done)
+
+
+class Far(Timed):
+    """A store that is far away, and busy as well."""
+
+    def wait_us(self, priority: int) -> int:
+        return WAY_US + 10_000_000
 
 
 def minutely(policy: FailurePolicy, key: str = "a") -> Hit:

@@ -45,6 +45,11 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 10}
 - key: place
   rate_limit: {unit: year, requests_per_unit: 1, algorithm: concurrency}
+- key: layers
+  charge: first
+  rate_limits:
+  - {name: first, unit: year, requests_per_unit: 10, reservations: false}
+  - {name: second, unit: month, requests_per_unit: 100, reservations: false}
 - key: unlimited
   rate_limit: {unlimited: true}
 """
@@ -205,6 +210,18 @@ async def test_shadow_rules_are_not_held_only_settled(gateway: Gateway) -> None:
     assert await gateway.left("watched=w") == 10
     await gateway.commit(held, 3, "user=a", "watched=w")
     assert await gateway.left("watched=w") == 7
+
+
+async def test_limits_that_pay_in_turn_are_asked_and_charged(gateway: Gateway) -> None:
+    """Nothing of them is held; one of them pays when the stream is settled."""
+    assert (await gateway.reserve(100, "layers=l"))[0]
+    assert await gateway.reserve(101, "layers=l") == (False, "")
+    _, held = await gateway.reserve(8, "layers=l")
+
+    assert not await gateway.commit(held, 8, "layers=l")
+    assert await gateway.ask(100, "layers=l")
+    await gateway.commit("", 60, "layers=l")
+    assert not await gateway.ask(41, "layers=l")
 
 
 async def test_a_place_is_taken_under_the_id_and_given_back(gateway: Gateway) -> None:

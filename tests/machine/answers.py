@@ -55,6 +55,8 @@ class Answer(NamedTuple):
     """Whether the call failed instead, by the policy `error`."""
     queue: str = ""
     """The rule into whose queue the request went, by its path."""
+    paid: tuple[str, ...] = ()
+    """The names of the limits that paid, of descriptors whose limits pay in turn."""
 
 
 FAILED = Answer(False, (), (), False, None, False, (), failed=True)

@@ -297,11 +297,18 @@ class Machine(RuleBasedStateMachine):
         requests: list[tuple[list[walk.Wish], int]],
         process: int,
     ) -> None:
-        """An operator grants hits to one who then asks, or to all whose last value begins so."""
+        """An operator grants hits to one who then asks, or to all whose last value begins so.
+
+        Where limits pay in turn a grant is one of them, which `tests/service/test_turns.py` holds.
+        """
         self.idle = not self.grants or self.settings.shadow_mode or self.settings.quota_mode
         if self.idle:
             return
         asked = self.asked(wish._replace(addend=None, limit=None))
+        in_turn = [node["key"] for node in self.written if node.get("charge") == "first"]
+        self.idle = asked.entries[0][0] in in_turn
+        if self.idle:
+            return
         self.put_in_force(asked, "grant", number, wide=wide)
         for wishes, hits in requests:
             self.decide([([asked, *map(self.asked, wishes)], hits)], process)

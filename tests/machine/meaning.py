@@ -138,6 +138,8 @@ class Meant:
     unlimited: bool = False
     shadow: bool = False
     quota: bool = False
+    first: bool = False
+    """Whether the first of its limits that has room is charged, and no other."""
     refund: bool = False
     uncounted: bool = False
     """Whether it passes without being counted, since there is no store."""
@@ -156,6 +158,16 @@ class Meant:
     """Of each grant and each limit by itself, a limit behind its grants."""
     delays: list[int] = field(default_factory=list)
     """Of each limit, how long what was in front of the hits takes to leak."""
+
+    def twice(self, terms: Terms) -> bool:
+        """Whether a limit stands in the list once more, with its soft part."""
+        return self.first and terms.soft_percent > 0
+
+    @property
+    def payer(self) -> int | None:
+        """The place of the limit that paid."""
+        places = [place for place, result in enumerate(self.results) if result.counted]
+        return places[0] if self.first and places and not self.refund else None
 
     @property
     def names(self) -> list[Identity]:
@@ -325,12 +337,18 @@ def _meant(asked: Asked, hits: int, rules: Sequence[Rule], settings: Settings, s
             f"{node['key']}={node['value']}" if "value" in node else node["key"] for node in path
         )
         meant.shadow = rule.get("shadow_mode", False)
-        meant.quota = rule.get("quota_mode", False) or settings.quota_mode
+        meant.first = rule.get("charge") == "first"
+        # "`--count-denied` and `--quota-mode` do not touch such a list."
+        meant.quota = rule.get("quota_mode", False) or (settings.quota_mode and not meant.first)
         if any(limit.get("unlimited") for limit in limits_of(rule)):
             meant.unlimited = True
             return meant
         meant.terms = [terms_of(limit) for limit in limits_of(rule)]
         meant.terms = [replace(terms, share=share) for terms in meant.terms]
+        if meant.first:
+            # "A soft part counts as room only after all limits without it."
+            soft = [terms for terms in meant.terms if terms.soft_percent]
+            meant.terms = [replace(terms, soft_percent=0) for terms in meant.terms] + soft
         # "Without `share_threshold` each value has its own counter, also under a pattern."
         names = tuple(
             (key, node["value"], "shared") if node.get("share_threshold") else (key, value)
@@ -342,6 +360,9 @@ def _meant(asked: Asked, hits: int, rules: Sequence[Rule], settings: Settings, s
         meant.counters.append((names, terms.identity))
         # Who gives back a lease gives back no hits of the rule's other limits.
         meant.hits.append(addend if not lease or terms.algorithm == "concurrency" else 0)
+    if meant.first and meant.refund and not lease:
+        # "Without the entry the first limit of the list gets them."
+        meant.hits = [addend if place == 0 else 0 for place in range(len(meant.terms))]
     meant.lease = lease
     return meant
 

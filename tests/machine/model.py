@@ -290,6 +290,8 @@ class Model:
         take only what has room)"; "`--count-denied all` does this to every rule", and `reported`
         to every descriptor that brings a number of its own.
         """
+        if one.first:
+            return False  # "`--count-denied` and `--quota-mode` do not touch such a list."
         return (
             terms.count_denied or one.quota or self.settings.count_denied or one.reported
         ) and terms.algorithm != "concurrency"
@@ -311,33 +313,10 @@ class Model:
         charging = [one for one in meant if not one.refund and one.terms]
         for one in charging:
             before = {name: each.copy() for name, each in scratch.items()}
-            for name, terms, hits, grants in zip(
-                one.counters, one.terms, one.hits, one.grants, strict=True
-            ):
-                taken = _spend(one, grants, counter, now, hits)
-                more = sum(each.remaining for each in one.counted[len(one.counted) - len(grants) :])
-                at = counter(name, terms)
-                one.delays.append(at.reset(terms, now) if terms.max_wait_us else 0)
-                passed = at.passes(terms, now, hits)
-                remaining = at.remaining(terms, now)
-                if taken:
-                    # "They are spent before the limit's own, and are not counted by it."
-                    own = _look(at, terms, now)
-                    one.counted.append(own)
-                    found = own._replace(remaining=min(UNLIMITED, remaining + more), counted=hits)
-                    one.results.append(found)
-                    continue
-                wait = 0 if passed else at.wait(terms, now, hits)
-                counted = hits if passed or (self._always(one, terms) and _any(at)) else 0
-                at.take(terms, now, counted, lease)
-                if passed:
-                    own = Counted(False, remaining - hits, at.reset(terms, now), counted)
-                else:
-                    own = Counted(True, remaining, wait, counted)
-                one.counted.append(own)
-                # "The remaining hits that answers show have those of all grants in them."
-                both = min(UNLIMITED, own.remaining + more)
-                one.results.append(own if own.over else own._replace(remaining=both))
+            if one.first:
+                _charge_first(one, counter, now, lease)
+            else:
+                self._charge_all(one, counter, now, lease)
             if one.over and (one.shadow or (self.settings.shadow_mode and not one.quota)):
                 # Limits of one descriptor "are charged all or none", and a shadow denies nothing.
                 # "A rule that is both is a shadow"; other quotas "count every hit".
@@ -358,6 +337,38 @@ class Model:
             elif name in self.counters:
                 self.counters[name].terms = each.terms
         return denied and not self.settings.shadow_mode
+
+    def _charge_all(
+        self, one: Meant, counter: Callable[[Identity, Terms], Counter], now: int, lease: str
+    ) -> None:
+        """Charges all limits of a descriptor."""
+        for name, terms, hits, grants in zip(
+            one.counters, one.terms, one.hits, one.grants, strict=True
+        ):
+            taken = _spend(one, grants, counter, now, hits)
+            more = sum(each.remaining for each in one.counted[len(one.counted) - len(grants) :])
+            at = counter(name, terms)
+            one.delays.append(at.reset(terms, now) if terms.max_wait_us else 0)
+            passed = at.passes(terms, now, hits)
+            remaining = at.remaining(terms, now)
+            if taken:
+                # "They are spent before the limit's own, and are not counted by it."
+                own = _look(at, terms, now)
+                one.counted.append(own)
+                found = own._replace(remaining=min(UNLIMITED, remaining + more), counted=hits)
+                one.results.append(found)
+                continue
+            wait = 0 if passed else at.wait(terms, now, hits)
+            counted = hits if passed or (self._always(one, terms) and _any(at)) else 0
+            at.take(terms, now, counted, lease)
+            if passed:
+                own = Counted(False, remaining - hits, at.reset(terms, now), counted)
+            else:
+                own = Counted(True, remaining, wait, counted)
+            one.counted.append(own)
+            # "The remaining hits that answers show have those of all grants in them."
+            both = min(UNLIMITED, own.remaining + more)
+            one.results.append(own if own.over else own._replace(remaining=both))
 
     def _only_always(
         self,
@@ -444,15 +455,16 @@ class Model:
             for place, one in enumerate(meant)
             if len(one.terms) > 1 or any(map(partly, one.results))
             for terms, result in zip(one.terms, one.results, strict=True)
+            if not one.twice(terms)
         )
         passing = [
             (terms, result, delay, hits)
             for one in meant
             if not one.refund and not denied
-            for terms, result, delay, hits in zip(
-                one.terms, one.results, one.delays, one.hits, strict=True
+            for place, (terms, result, delay, hits) in enumerate(
+                zip(one.terms, one.results, one.delays, one.hits, strict=True)
             )
-            if not result.over
+            if not result.over and (not one.first or place == one.payer)
         ]
         # "the code is OK, and answers above the limit have the header x-ratelimit-warning"
         soft = any(result.remaining < terms.soft for terms, result, _, _ in passing)
@@ -475,7 +487,36 @@ class Model:
             leased,
             tuple(result for one in meant for result in one.counted),
             queue=self._queue(meant) if denied else "",
+            paid=()
+            if denied
+            else tuple(one.terms[one.payer].name for one in meant if one.payer is not None),
         )
+
+
+def _charge_first(
+    one: Meant, counter: Callable[[Identity, Terms], Counter], now: int, lease: str
+) -> None:
+    """Charges the first limit of a list that has room.
+
+    "asked in their order. The first that has room for all hits is charged, and no other. The
+    request is denied only if none has room, and then none is charged."
+    """
+    one.delays = [0] * len(one.terms)
+    asked = list(zip(one.counters, one.terms, one.hits, strict=True))
+    rooms = [counter(name, terms).passes(terms, now, hits) for name, terms, hits in asked]
+    payer = rooms.index(True) if True in rooms else -1
+    if payer >= 0:
+        name, terms, hits = asked[payer]
+        counter(name, terms).take(terms, now, hits, lease)
+    for place, (name, terms, hits) in enumerate(asked):
+        at = counter(name, terms)
+        remaining = at.remaining(terms, now)
+        if payer < 0:
+            one.results.append(Counted(True, remaining, at.wait(terms, now, hits), 0))
+        else:
+            counted = hits if place == payer else 0
+            one.results.append(Counted(False, remaining, at.reset(terms, now), counted))
+    one.counted = list(one.results)
 
 
 def _count_alone(one: Meant, away: Sequence[Away | None]) -> None:
@@ -569,11 +610,31 @@ def status(one: Meant) -> Status:
     if not one.terms:
         return Status(over=one.banned)
     pairs = list(zip(one.terms, one.results, strict=True))
+    if one.first:
+        return _status_of(one, *pairs[_speaking(one)])
     over = [pair for pair in pairs if pair[1].over]
     if over:
         terms, result = max(over, key=lambda pair: pair[1].reset_us)
     else:
         terms, result = min(pairs, key=lambda pair: shown(pair[1], pair[0]))
+    return _status_of(one, terms, result)
+
+
+def _speaking(one: Meant) -> int:
+    """The limit whose status a list has that pays in turn.
+
+    "The descriptor's status is that of the limit that paid"; "A denied descriptor shows the limit
+    that has room again first". Where nothing was charged it is the first with room.
+    """
+    results = one.results
+    places = range(len(results))
+    paid = [place for place in places if results[place].counted]
+    needed = 1 if one.refund else max(1, one.hits[0])
+    fit = [at for at in places if not results[at].over and results[at].remaining >= needed]
+    return next(iter([*paid, *fit]), min(places, key=lambda at: results[at].reset_us))
+
+
+def _status_of(one: Meant, terms: Terms, result: Counted) -> Status:
     return Status(
         result.over and not one.shadow,
         terms.requests_per_unit,

@@ -78,12 +78,33 @@ def numbered(limit: Limit, choice: Choice) -> Limit:
 def moded(node: Rule, choice: Choice) -> Rule:
     """The same rule in another mode, with a queue or without one."""
     mode = choice.of(range(10))
+    first = node.get("charge") == "first"
     return {
         **node,
         "shadow_mode": mode in (1, 3),
-        "quota_mode": mode in (2, 3, 4),
+        "quota_mode": mode in (2, 3, 4) and not first,
         "on_limit": choice.of(["deny", "enqueue"]),
     }
+
+
+def in_turn(limit: Limit, place: int) -> Limit:
+    """The same limit as it may stand in a list whose limits pay in turn."""
+    found = {key: value for key, value in limit.items() if key != "count_denied"}
+    found.setdefault("name", f"p{place}")
+    if limit["algorithm"] in ("token_bucket", "leaky_bucket"):
+        found.pop("soft", None)
+    return found
+
+
+def _pay_in_turn(limits: Sequence[Limit]) -> list[Limit]:
+    """Those of these limits that can pay in turn, if these are several; else none."""
+    seconds = [limit["unit"] == "second" for limit in limits]
+    fit = [
+        limit
+        for limit in limits
+        if "max_wait" not in limit and (limit["unit"] == "second") == all(seconds)
+    ]
+    return [in_turn(limit, place) for place, limit in enumerate(fit)] if len(fit) > 1 else []
 
 
 def _limit(number: int) -> Limit:
@@ -108,6 +129,10 @@ def _nodes(key: str, form: int, several: Sequence[Limit]) -> list[Rule]:
         limits[0] = {**limits[0], "name": "first"}
     elif choice.one_in(8):
         limits[0] = {**limits[0], "replaces": [{"name": "first"}]}
+    paying = _pay_in_turn(limits) if choice.one_in(2) else []
+    if paying:
+        limits = paying
+        node["charge"] = "first"
     node |= {"rate_limits": limits} if len(limits) > 1 else {"rate_limit": limits[0]}
     shape = choice.of(["", "", "", "", "", "pattern", "shared", "unlimited", "deep", "free"])
     if shape == "pattern":
@@ -142,7 +167,10 @@ def changed(rules: Sequence[Rule], choice: Choice) -> list[Rule]:
     place = choice.of(range(len(found)))
     node = dict(found[place])
     if "rate_limits" in node:
-        node["rate_limits"] = [numbered(limit, choice) for limit in node["rate_limits"]]
+        limits = [numbered(limit, choice) for limit in node["rate_limits"]]
+        if node.get("charge") == "first":
+            limits = [in_turn(limit, place) for place, limit in enumerate(limits)]
+        node["rate_limits"] = limits
     elif "unlimited" not in node.get("rate_limit", {"unlimited": True}):
         node["rate_limit"] = numbered(node["rate_limit"], choice)
     else:

@@ -316,6 +316,7 @@ def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes
         int(delay) if delay is not None else None,
         bool(lease),
         _counted(outcomes),
+        paid=tuple(str(each["limit"]) for each in metadata.get("paid", ())),
     )
     return Told(shown, lease, hits)
 

@@ -148,6 +148,17 @@ def llm(client: Client) -> None:
     assert client.ask("/v1/chat", **{**caller, "x_model": "small"}) == 200
 
 
+def budgets(client: Client) -> None:
+    """The reserve pays when the tier is used up, and gets back what was not needed."""
+    caller = {"x_org": "acme", "x_team": "web", "x_user": "ann"}
+    client.spend(100_000, org="acme", team="app", user="eve")  # all credits
+    ask = partial(client.ask, "/v1/chat", **caller)
+    assert ask(x_estimate="1000") == 200
+    assert ask(x_estimate="5000", answer_x_cost_unused="5000") == 200
+    wait_until(lambda: ask(x_estimate="5000") == 200, "the reserve to have its hits back")
+    assert ask(x_estimate="5000") == 429
+
+
 def shopify(client: Client) -> None:
     """40 calls at once; a query gets back what it has not cost."""
     caller = {"x_app": "printer", "x_store": "hats"}
@@ -289,6 +300,7 @@ ENFORCED: dict[str, Enforced] = {
     "bursts": bursts,
     "business-hours": business_hours,
     "chat": chat,
+    "credits": budgets,
     "documents": documents,
     "elastic": elastic,
     "exports": exports,

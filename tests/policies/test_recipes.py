@@ -26,6 +26,7 @@ EXPECTED = {
     "api-key": [DENIED, DENIED],
     "elastic": [PASSES, PASSES, DENIED, PASSES],
     "concurrency": [DENIED, PASSES, PASSES],
+    "credits": [PASSES, PASSES, PASSES],
     "llm-budget": [PASSES, DENIED, DENIED],
     "login": [DENIED, PASSES],
     "mcp": [PASSES, DENIED, PASSES],
@@ -108,7 +109,7 @@ def test_request_is_one_that_the_route_asks_about(recipe: str) -> None:
     assert {"name": ":method", "string_match": {"exact": "POST"}} not in route["match"].get(
         "headers", []
     ) or words[:2] == ["-X", "POST"]
-    assert any(headers_of(limit["actions"]) == named for limit in limits)
+    assert any(headers_of(limit) == named for limit in limits)
 
 
 def taken(match: dict[str, Any]) -> str:
@@ -118,9 +119,11 @@ def taken(match: dict[str, Any]) -> str:
     return str(match.get("path") or match["prefix"])
 
 
-def headers_of(actions: list[dict[str, Any]]) -> set[str]:
-    """The headers without which a descriptor is left out."""
-    return {each["request_headers"]["header_name"] for each in actions if "request_headers" in each}
+def headers_of(limit: dict[str, Any]) -> set[str]:
+    """The headers without which a descriptor is left out, or says no number of hits."""
+    actions = [each for each in limit["actions"] if "request_headers" in each]
+    hits = re.findall(r"%REQ\(([\w-]+)\)%", str(limit.get("hits_addend", "")))
+    return {each["request_headers"]["header_name"] for each in actions} | set(hits)
 
 
 def test_recipes_show_what_ships() -> None:

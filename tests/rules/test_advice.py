@@ -477,3 +477,23 @@ def test_one_limit_with_times_is_meant() -> None:
         )
         == []
     )
+
+
+def test_what_can_never_pay() -> None:
+    """Of limits that pay in turn one without room never pays, and one alone has nobody behind it.
+
+    None of them is held against another one for being tighter: each is charged by itself.
+    """
+    assert hints(
+        """\
+        - key: k
+          charge: first
+          rate_limits:
+            - {unit: day, requests_per_unit: 5, name: a}
+            - {unit: hour, requests_per_unit: 5, name: b}
+            - {unit: minute, requests_per_unit: 0, name: c}
+        - key: m
+          charge: first
+          rate_limits: [{unit: day, requests_per_unit: 5, name: a}]
+        """
+    ) == [("k", "pointless"), ("m", "pointless")]

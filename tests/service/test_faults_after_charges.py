@@ -44,6 +44,13 @@ RULES = "domain: edge\ndescriptors:\n" + "\n".join(
     f"  - {{key: {way}, rate_limit: {{unit: minute, requests_per_unit: 4, {says}}}}}"
     for way, says in WAYS.items()
 )
+RULES += """
+  - key: turns
+    charge: first
+    rate_limits:
+      - {name: tier, unit: minute, requests_per_unit: 4}
+      - {name: reserve, unit: hour, requests_per_unit: 1}
+"""
 SETTINGS = {
     "reference": Settings(headers="reference"),
     "x-ratelimit": Settings(headers="x-ratelimit"),
@@ -111,7 +118,7 @@ def request(*asked: str, hits: int = 0) -> Request:
     return Request("edge", tuple(map(descriptor, asked)), hits)
 
 
-ALL = [f"{way}=x" for way in WAYS]
+ALL = [f"{way}=x" for way in (*WAYS, "turns")]
 GRANTED = [text for text in ALL if text != "leases=x"]
 
 
@@ -125,7 +132,7 @@ async def test_a_fault_in_an_answer_gives_back(asking: Asking, failing: Failing)
     failing.failing = False
     decision = await asking.ask(*ALL, hits=4)
     assert decision.code is Code.OK
-    assert len([one for one in decision.statuses if one.code is Code.OK]) == len(WAYS)
+    assert len([one for one in decision.statuses if one.code is Code.OK]) == len(ALL)
 
 
 async def test_denied_hits_that_count_are_given_back(asking: Asking, failing: Failing) -> None:

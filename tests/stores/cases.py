@@ -90,6 +90,24 @@ BROKEN = CounterSpec(Algorithm("none", "?", _broken, _broken), 5, MINUTE)
 """Of an algorithm with a fault, that no store knows."""
 
 
+def pot(addend: int = 1, *, key: str = "a", limit: int = 5, mode: Mode = Mode.ENFORCED) -> Hit:
+    """A hit on a counter that lies in one home with all others of these."""
+    return hit(addend, key=key, limit=limit, mode=mode)._replace(key=b"{00000007}" + key.encode())
+
+
+def in_turn(*hits: Hit) -> list[Hit]:
+    """Hits of one descriptor of which the first that has room pays for all."""
+    mode, last = hits[0].mode, len(hits) - 1
+    return [
+        each._replace(
+            addend=0 if index else each.addend,
+            mode=mode if index == last else Mode.IN_TURN,
+            joined=index > 0,
+        )
+        for index, each in enumerate(hits)
+    ]
+
+
 def ok(remaining: int, charged: int = 1, reset_us: int = MINUTE) -> Outcome:
     return Outcome(False, remaining, reset_us, charged)
 
@@ -98,7 +116,70 @@ def over(remaining: int, charged: int = 0, reset_us: int = MINUTE) -> Outcome:
     return Outcome(True, remaining, reset_us, charged)
 
 
+_TIERS = [pot(2, key="tier"), pot(key="team", limit=3), pot(key="credits", limit=9)]
+TURN = in_turn(*_TIERS)
+"""Two hits, on the tier, else on the team's reserve, else on credits."""
+
 CASES = [
+    Case(
+        "of limits that pay in turn the first with room for all hits pays, and no other",
+        [
+            Charge(T, TURN, [ok(3, 2), ok(3, 0), ok(9, 0)]),
+            Charge(T, TURN, [ok(1, 2), ok(3, 0), ok(9, 0)]),
+            Charge(T, TURN, [ok(1, 0), ok(1, 2), ok(9, 0)]),
+            Charge(T, TURN, [ok(1, 0), ok(1, 0), ok(7, 2)]),
+            Charge(T, [pot(1, key="tier")], [ok(0)]),
+            Charge(T + MINUTE, TURN, [ok(3, 2), ok(3, 0), ok(9, 0)]),
+        ],
+    ),
+    Case(
+        "limits that pay in turn deny only if none has room, and count nothing then",
+        [
+            Charge(T, in_turn(pot(6, key="c"), pot(key="d", limit=5)), [over(5), over(5)]),
+            Charge(T, [pot(0, key="c"), pot(0, key="d")], [ok(5, 0), ok(5, 0)]),
+        ],
+    ),
+    Case(
+        "limits that pay in turn charge nothing where another descriptor denies",
+        [
+            Charge(T, [hit(5, key="full")], [ok(0, 5)]),
+            Charge(T, [*TURN, hit(key="full")], [ok(5, 0), ok(3, 0), ok(9, 0), over(0)]),
+            Charge(T, [hit(key="full"), *TURN], [over(0), ok(5, 0), ok(3, 0), ok(9, 0)]),
+        ],
+    ),
+    Case(
+        "limits that pay in turn see what the same request has charged before",
+        [
+            Charge(
+                T,
+                [pot(4, key="tier"), *TURN, *TURN],
+                [ok(1, 4), ok(1, 0), ok(1, 2), ok(9, 0), ok(1, 0), ok(1, 0), ok(7, 2)],
+            )
+        ],
+    ),
+    Case(
+        "limits in shadow mode pay in turn, and pass uncounted if none has room",
+        [
+            Charge(
+                T,
+                in_turn(pot(7, key="s", mode=Mode.SHADOW), pot(key="t", limit=7)),
+                [ok(5, 0), ok(0, 7)],
+            ),
+            Charge(
+                T,
+                [*in_turn(pot(6, key="s", mode=Mode.SHADOW), pot(key="t", limit=7)), hit()],
+                [over(5), over(0), ok(4)],
+            ),
+        ],
+    ),
+    Case(
+        "a counter beyond its limit is passed over by limits that pay in turn",
+        [
+            Charge(T, [pot(5, key="b")], [ok(0, 5)]),
+            Charge(T, in_turn(pot(1, key="b", limit=2), pot(key="e")), [ok(0, 0), ok(4)]),
+            Charge(T, in_turn(pot(1, key="e"), pot(key="b", limit=2)), [ok(3), ok(0, 0)]),
+        ],
+    ),
     Case(
         "a limit of two admits two hits and no third",
         [

@@ -14,6 +14,7 @@ from ratelimit_service.stores import PRIORITIES
 from ratelimit_service.stores.redis.batch import Background, Batch, Retry, Urgency
 from ratelimit_service.stores.redis.batches import Batches
 from ratelimit_service.stores.redis.server import Server
+from ratelimit_service.stores.redis.server_clock import ServerClock
 from tests.stores.cases import hit
 
 pytestmark = pytest.mark.skipif(compiled(), reason="its server cannot be replaced then")
@@ -26,7 +27,7 @@ class Queue(Batches):
     """A queue whose calls are taken out here, and are not sent."""
 
     def __init__(self) -> None:
-        clock = SimpleNamespace(not_after=lambda _: 0, wall_us=lambda: 0)
+        clock = ServerClock(None)
         server = SimpleNamespace(available=True, timeout_us=TIMEOUT_US, clock=clock)
         super().__init__(cast(Server, server), Stats())
         self._sending = True

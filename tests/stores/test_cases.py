@@ -34,7 +34,7 @@ from tests.stores.algorithms import (
     UTC_MONTH,
     hit,
 )
-from tests.stores.cases import CASES, DAY, MINUTE, SECOND, T, charged, hearing, ok
+from tests.stores.cases import CASES, DAY, MINUTE, SECOND, T, charged, hearing, in_turn, ok
 from tests.stores.cases import hit as minutely
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
@@ -170,6 +170,10 @@ def random_hits(
             grant = hit(chance.choice(grants), one.addend, key=chance.choice(names))
             hits.append(grant._replace(mode=Mode.GRANT, joined=joined))
         hits.append(one)
+    if chance.random() < 0.2:
+        behind = [hit(chance.choice(limits), key=chance.choice(names)) for _ in range(3)]
+        first = hit(chance.choice(limits), chance.choice([0, 1, 2, 7]), key=chance.choice(names))
+        hits += in_turn(first, *behind[: chance.choice([1, 2, 3])])
     return hits
 
 

@@ -11,7 +11,10 @@ import redis
 import trustme
 
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings.translation import from_reference
+from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.address import (
     Address,
     Login,
@@ -178,6 +181,8 @@ async def test_host_that_is_none(url: str) -> None:
         ("redis+sentinel://h:26379", "its last part, the name of the master, is missing: allowed"),
         ("redis+sentinel://h:26379/main?tb=3", "'tb' is unknown: allowed are db, username, pa"),
         ("redis://h/0?tiemout=3", "store URL option 'tiemout' is unknown: allowed are db, user"),
+        ("redis://h/0?timeout=3", "store URL option 'timeout': '3' is no duration: write a number"),
+        ("redis+cluster://h?timeout=0ms", "store URL option 'timeout' is 0: write a time, as in 3"),
         ("redis://h/0?ssl_ca_certs=/x", "store URL option 'ssl_ca_certs' needs rediss://"),
         ("rediss://h/0?ssl_ca_certs=/x", "TLS files cannot be used (ssl_ca_certs=/x)"),
         ("rediss://h/0?ssl_keyfile=/x", "(ssl_keyfile=/x): a key needs its certificate"),
@@ -271,3 +276,32 @@ async def test_password_file_may_be_replaced(own_redis: RedisServer, tmp_path: P
     await fixture.until(lambda outcomes: outcomes != [None])
     assert fixture.health.faults == {}
     await fixture.store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "timeout_us"),
+    [
+        ("redis://h/0?timeout=300ms", 300_000),
+        ("redis+unix:///path?db=2&timeout=1.5s", 1_500_000),
+        ("redis+ring://one,two/0?timeout=20ms", 20_000),
+        ("redis+cluster://one,two?timeout=20ms", 20_000),
+        ("redis+sentinel://one/main?timeout=20ms", 20_000),
+        ("redis://h/0", 10_000),
+    ],
+)
+async def test_time_of_a_store(url: str, timeout_us: int) -> None:
+    """Any store's URL can say how long its servers may take, instead of --store-timeout."""
+    store = RedisStore(url, 10_000, Stats(), Health())
+
+    assert {shard.server.timeout_us for shard in store.shards} == {timeout_us}
+    await store.close()
+
+
+async def test_times_of_shards(tmp_path: Path) -> None:
+    """Each shard of a file can have a time of its own."""
+    shards = tmp_path / "shards.yaml"
+    shards.write_text("shards:\n- store: redis://near/0\n- store: redis://far/0?timeout=300ms\n")
+    store = RedisStore(f"file:{shards}", 10_000, Stats(), Health())
+
+    assert [shard.server.timeout_us for shard in store.shards] == [10_000, 300_000]
+    await store.close()

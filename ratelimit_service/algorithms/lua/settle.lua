@@ -3,8 +3,7 @@
 -- { algorithm, limit, window and so on } as in Python; `read` gives a key's state. Returns a step for
 -- each hit and, by key, the steps to write. What is held beside counters is for the table `holding`. No redis.call here.
 
-local ENFORCED, SHADOW, QUOTA = 0, 1, 2
-local GRANT = 4
+local ENFORCED, SHADOW, QUOTA, IN_TURN, GRANT = 0, 1, 2, 3, 4
 
 local function state_of(key, changes, read)
   local change = changes[key]
@@ -42,6 +41,27 @@ local function peek(hit, changes, read, now)
     return holding.peek(hit, state, now, changes)
   end
   return algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
+end
+
+-- Charges the first of these counters that has room for all hits. The others are looked at.
+local function charge_first(hits, first, last, steps, changes, read, now)
+  local payer
+  for place = first, last do
+    hits[place].addend = hits[first].addend
+    steps[place] = charge(hits[place], changes, read, now)
+    if steps[place].passed then
+      payer = place
+      break
+    end
+  end
+  for place = first, payer and last or 0 do
+    local hit = hits[place]
+    if place ~= payer then
+      local state = state_of(hit.key, changes, read)
+      steps[place] = algorithms[hit.spec.algorithm].refund(state, now, 0, hit.spec, "", nil)
+    end
+  end
+  return not payer
 end
 
 -- Charges the hits of one descriptor; returns whether one is over.
@@ -110,7 +130,8 @@ local function settle(hits, read, now)
     local mode = hits[last].mode
     if not hits[first].refund then
       local before = mode == SHADOW and last > first and copy(scratch)
-      local over = charge_together(hits, first, last, steps, scratch, read, now)
+      local charging = hits[first].mode == IN_TURN and charge_first or charge_together
+      local over = charging(hits, first, last, steps, scratch, read, now)
       if over and before then
         withhold(hits, first, last, steps, before, read, now)
         scratch = before

@@ -13,13 +13,6 @@ by("pause").addEventListener("click", () => {
   by("pause").textContent = paused ? "Go on" : "Pause";
 });
 
-let patience = "time";
-
-/** Notes for how long the store is waited for. */
-export function showPatience(us) {
-  patience = `${us / 1000} ms`;
-}
-
 /** Puts denials, which are lines of the decision log, above those before. */
 export function showDenials(lines) {
   if (paused || !lines.length) return;
@@ -57,7 +50,7 @@ function why(said) {
 
 /** What a failure policy has done, and why it was asked. */
 function byPolicy(said) {
-  const silent = `${said.store?.startsWith("redis") ? "Redis" : "the store"} gave no answer in ${patience}`;
+  const silent = `${said.store?.startsWith("redis") ? "Redis" : "the store"} gave no answer in time`;
   if (said.used !== undefined) return `${silent}; the share that this process counts by itself is used up`;
   return `${silent}; the rule's policy is ${said.code === "OVER_LIMIT" ? "closed" : "error"}`;
 }

@@ -4,7 +4,7 @@ import { get, session } from "./api.js";
 import { Chart } from "./chart.js";
 import { by, duration, say, short } from "./dom.js";
 import { showCallers } from "./callers.js";
-import { showDenials, showPatience } from "./denials.js";
+import { showDenials } from "./denials.js";
 import { showHealth, showProcesses } from "./health.js";
 import { mayWrite, showOverrides } from "./overrides.js";
 import { showTree, showUse, useOf } from "./rules.js";
@@ -76,7 +76,6 @@ function watch() {
       version ||= processes.supervisor.version;
       by("newer").hidden = version === processes.supervisor.version;
       showProcesses(processes);
-      showPatience(processes.store_timeout_us);
     }
     if (!overrides.error) showOverrides(overrides);
     quietly(() => showCallers(callers));

@@ -16,7 +16,6 @@ async def processes_of(operating: Operating) -> dict[str, object]:
         "supervisor": operating.processes(),
         "deciding": await operating.ask_all("process"),
         "store": redacted(operating.settings.store),
-        "store_timeout_us": operating.settings.store_timeout_us,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Plan
 from ratelimit_service.limiter.statuses import reported_limit, statuses_of
+from ratelimit_service.limiter.turns import paid_by
 from ratelimit_service.model import (
     Code,
     Header,
@@ -65,6 +66,8 @@ class DecisionContext:
     def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:
         """The hits that had room, in a request that passes; none that are given back.
 
+        Of limits that pay in turn it is the one that paid, if any was charged.
+
         A hit that a grant has given is the one on the grant's counter.
         """
         passed: list[tuple[CompiledLimit, Hit, Outcome]] = []
@@ -78,7 +81,10 @@ class DecisionContext:
             start += len(planned.hits)
             if planned.refund:
                 continue
+            paying = paid_by(planned, outcomes)
             for limit, hit, outcome in zip(planned.rule.limits, hits, outcomes, strict=True):
+                if planned.rule.in_turn and limit is not paying:
+                    continue
                 if outcome is not None and not outcome.over:
                     passed.append((limit, hit, outcome))
         return passed

@@ -10,6 +10,7 @@ from ratelimit_service.limiter.additions.addition import DecisionContext, Respon
 from ratelimit_service.limiter.additions.header_set import ChosenHeaders
 from ratelimit_service.limiter.additions.names import policy_name
 from ratelimit_service.limiter.statuses import ReportedLimit, remaining_of
+from ratelimit_service.limiter.turns import is_soft_part
 from ratelimit_service.model import SECOND_US, Calendar, Header, HeaderSet, Limit, whole_seconds
 
 __all__ = ["IetfHeaders"]
@@ -28,7 +29,7 @@ class IetfHeaders(ChosenHeaders):
         names: dict[str, int] = {}
         for planned, outcomes, _ in self._of(context):
             for compiled, outcome in zip(planned.rule.limits, outcomes, strict=True):
-                if outcome is None or outcome.local:
+                if outcome is None or outcome.local or is_soft_part(planned.rule, compiled):
                     continue
                 name = _unique(names, policy_name(compiled.limit))
                 policies.append(f'"{name}"{_policy(compiled.limit)}')

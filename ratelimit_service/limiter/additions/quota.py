@@ -27,15 +27,15 @@ class Quota(CountedAddition):
     def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Says nothing where it matters that the caller asks again, or where a later try may pass.
 
-        That is where denials are counted or queued, leases can come back at any time, hits are
-        given back, and what was not counted by the store.
+        That is where denials are counted or queued, leases can come back at any time, limits pay in
+        turn, hits are given back, and what was not counted by the store.
         """
         if context.passes:
             return
         holds_us = 0
         for planned, outcomes in zip(context.plans, context.outcomes, strict=True):
             declared = planned.declared
-            if planned.refund or (declared is not None and declared.enqueue):
+            if planned.refund or (declared is not None and (declared.enqueue or declared.in_turn)):
                 return
             for hit, outcome in zip(planned.hits, outcomes, strict=True):
                 if outcome is None or outcome.local or hit.count_denied:

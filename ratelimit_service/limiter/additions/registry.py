@@ -11,6 +11,7 @@ from ratelimit_service.limiter.additions.delay import Delay
 from ratelimit_service.limiter.additions.denial_body import DenialBody
 from ratelimit_service.limiter.additions.ietf_headers import IetfHeaders
 from ratelimit_service.limiter.additions.lease import Lease
+from ratelimit_service.limiter.additions.paid import Paid
 from ratelimit_service.limiter.additions.quota import Quota
 from ratelimit_service.limiter.additions.request_metadata import RequestMetadata
 from ratelimit_service.limiter.additions.soft import Soft
@@ -31,6 +32,7 @@ ADDITIONS: Final[list[Addition]] = [
     Soft(),
     Delay(),
     Lease(),
+    Paid(),
     Quota(),
 ]
 

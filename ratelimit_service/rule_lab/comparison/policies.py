@@ -32,7 +32,8 @@ def policy_text(rule: Rule | None) -> str:
     """What a rule allows, in words."""
     if rule is None:
         return "no rule"
-    limits = " and ".join(map(limit_text, rule.limits)) or "unlimited"
+    joint = ", else " if rule.in_turn else " and "
+    limits = joint.join(map(limit_text, rule.limits)) or "unlimited"
     return f"{limits}, shadow" if rule.shadow_mode and not rule.unlimited else limits
 
 
@@ -44,7 +45,7 @@ def shared_indices(way: Sequence[Node]) -> tuple[int, ...]:
 def details(old: PlacedRule, new: PlacedRule) -> tuple[Detail, ...]:
     """What is another in meaning; nothing if both are the same."""
     return (
-        *_of_limits(old.rule.limits, new.rule.limits),
+        *_of_limits(old.rule.limits, new.rule.limits, in_turn=new.rule.in_turn),
         *_of_sharing(old.way, new.way),
         *_of_grouping(old.way, new.way),
         *ends(old.way, new.way),
@@ -84,6 +85,8 @@ def _why_other_key(old: Limit, new: Limit) -> Iterator[str]:
         yield f"it counts {_grouped(new)}, not {_grouped(old)}"
     if old.schedule != new.schedule:
         yield f"it holds {_times(new)}, not {_times(old)}"
+    if old.count_by != new.count_by:
+        yield f"it counts {_counted_by(new)}, not {_counted_by(old)}"
     if old.pool != new.pool:
         yield f"it counts {_pooled(new)}, not {_pooled(old)}"
     for parameter in ALGORITHMS[new.algorithm].parameters:
@@ -99,9 +102,9 @@ def _why_other_key(old: Limit, new: Limit) -> Iterator[str]:
             yield f"{parameter.name} is {after}, not {before}"
 
 
-def _counter(limit: Limit) -> tuple[str, str]:
+def _counter(limit: Limit) -> tuple[str, str, frozenset[str]]:
     """What tells the counters of a limit from those of others: two with the same share them."""
-    return spec_of(limit).key + limit.scope, limit.pool
+    return spec_of(limit).key + limit.scope, limit.pool, frozenset(limit.count_by)
 
 
 def _grouped(limit: Limit) -> str:
@@ -112,6 +115,10 @@ def _grouped(limit: Limit) -> str:
 
 def _times(limit: Limit) -> str:
     return f"when {schedule_text(limit.schedule)}" if limit.schedule is not None else "always"
+
+
+def _counted_by(limit: Limit) -> str:
+    return f"by {', '.join(limit.count_by)}" if limit.count_by else "by all entries"
 
 
 def _pooled(limit: Limit) -> str:
@@ -151,12 +158,12 @@ _Limits = tuple[Limit, ...]
 
 
 @lru_cache(maxsize=64)
-def _of_limits(old: _Limits, new: _Limits) -> tuple[Detail, ...]:
+def _of_limits(old: _Limits, new: _Limits, *, in_turn: bool) -> tuple[Detail, ...]:
     """Many rules have the same limits, and often all of them change."""
-    return tuple(_between(old, new))
+    return tuple(_between(old, new, in_turn=in_turn))
 
 
-def _between(old: _Limits, new: _Limits) -> Iterator[Detail]:
+def _between(old: _Limits, new: _Limits, *, in_turn: bool) -> Iterator[Detail]:
     if not (old and new):
         if old or new:
             kind = ChangeKind.LOOSENED if old else ChangeKind.TIGHTENED
@@ -169,10 +176,13 @@ def _between(old: _Limits, new: _Limits) -> Iterator[Detail]:
         if before.name != after.name:
             yield Detail(ChangeKind.CHANGED, _named(before.name), _named(after.name))
     yield from _of_order(old, new, pairs)
+    less, more = ChangeKind.LOOSENED, ChangeKind.TIGHTENED
+    if in_turn:  # one more that can pay lets more through
+        less, more = more, less
     for limit in gone:
-        yield Detail(ChangeKind.LOOSENED, limit_text(limit), "")
+        yield Detail(less, limit_text(limit), "")
     for limit in come:
-        yield Detail(ChangeKind.TIGHTENED, "", limit_text(limit))
+        yield Detail(more, "", limit_text(limit))
 
 
 def _of_order(old: _Limits, new: _Limits, pairs: Sequence[tuple[Limit, Limit]]) -> Iterator[Detail]:
@@ -229,7 +239,7 @@ def _form(limit: Limit) -> tuple[object, ...]:
     """The way to count, without the numbers that can be more or less."""
     spec = spec_of(limit)
     form = spec.algorithm, spec.anchor, spec.buckets, spec.stepped, spec.queue, spec.own
-    return *form, limit.grouping
+    return *form, limit.grouping, limit.count_by
 
 
 def _sign(number: int) -> int:
@@ -292,6 +302,7 @@ def _of_modes(old: Rule, new: Rule) -> Iterator[Detail]:
         ("answer", _answer(old), _answer(new)),
         ("metadata", _json(old.metadata), _json(new.metadata)),
         ("on_limit", _on_limit(old), _on_limit(new)),
+        ("charge", _charge(old), _charge(new)),
     ):
         if before != after:
             yield Detail(
@@ -319,6 +330,10 @@ def _answer(rule: Rule) -> str:
 
 def _on_limit(rule: Rule) -> str:
     return "enqueue" if rule.enqueue and not rule.unlimited else ""
+
+
+def _charge(rule: Rule) -> str:
+    return "first" if rule.in_turn else ""
 
 
 def _json(value: object) -> str:

@@ -324,7 +324,7 @@ def sentence(
         for known, as_logged in zip(entries, logged, strict=True):
             if as_logged.value != known.value:  # whoever knows a value need not read its hash
                 rule = rule.replace(as_logged.value, printable(known.value))
-        text = f"denied at {at} by {rule}: {_count(decision)}"
+        text = f"denied at {at} by {rule}: {_in_turn(fields)}{_count(decision)}"
         if overridden := _overridden(fields):
             text += f", {overridden}"
     if further:
@@ -406,6 +406,17 @@ def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:
         if other.entries and other.entries != tuple(entries):
             rule += f", for {path_text(other.entries)} in the same request"
     return rule
+
+
+def _in_turn(fields: Mapping[str, object]) -> str:
+    """Which limits had no room, where each was asked in its turn."""
+    names = fields.get("in_turn")
+    if not isinstance(names, list) or not names:
+        return ""
+    limit = fields.get("limit")
+    first = limit.get("name") if isinstance(limit, dict) else None
+    has_again = f"; {printable(str(first))} has again first: " if first else ": "
+    return f"none of {printable(', '.join(map(str, names)))} has room{has_again}"
 
 
 def _count(decision: LoggedDecision) -> str:

@@ -56,7 +56,7 @@ class Matched:
         self.addend = planned.addend
         self.refund = planned.refund
         self.start = start
-        self.enforced = not hits or hits[0].mode is not Mode.SHADOW
+        self.enforced = not hits or hits[-1].mode is not Mode.SHADOW
         self.entries = entries
         self._name = ""
         self._name_hash = -1

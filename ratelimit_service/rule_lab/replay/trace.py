@@ -13,6 +13,7 @@ from typing import Final
 
 from ratelimit_service.limiter import CompiledRule, PlanTemplate, settle_without_hits
 from ratelimit_service.limiter.compiled import Kind
+from ratelimit_service.limiter.turns import is_soft_part
 from ratelimit_service.model import (
     MINUTE_US,
     CountDenied,
@@ -387,8 +388,9 @@ class Trace:
     def _use(self, domain: str, rule: CompiledRule, declared: Rule | None) -> RuleUse:
         """The use of a rule. Limits that callers bring are one rule, of the limit seen first."""
         key = domain, declared.path if declared else ""
-        if declared is not None and len(rule.limits) != len(declared.limits):
-            held = "; ".join(limit_text(each.limit) for each in rule.limits)
+        limits = [each.limit for each in rule.limits if not is_soft_part(rule, each)]
+        if declared is not None and len(limits) != len(declared.limits):
+            held = "; ".join(map(limit_text, limits))
             key = domain, f"{declared.path} ({held or 'outside its times'})"
         use = self.uses.get(key)
         if use is None:

@@ -35,10 +35,10 @@ class LimitUse:
 
     __slots__ = ("demand", "denied", "limit", "peak", "peak_name", "peak_us", "spec")
 
-    def __init__(self, limit: Limit, spec: CounterSpec) -> None:
+    def __init__(self, limit: Limit, spec: CounterSpec, *, in_turn: bool) -> None:
         self.limit = limit
         self.spec = spec
-        self.demand = _demand(limit)
+        self.demand = None if in_turn else _demand(limit)
         """Counts as the limit does, but admits far more. None where that would say nothing."""
         self.denied = 0
         """Requests that it was over for, and that were denied."""
@@ -52,8 +52,8 @@ def _demand(limit: Limit) -> CounterSpec | None:
 
     A limit denies a caller at some time exactly if it asks more than the limit at some time by
     this count, because nothing is denied before. Leases and queues are different: what is asked
-    of them later hangs on what they admit. A pool is filled by other rules, too. A bucket without a
-    rate has no burst.
+    of them later hangs on what they admit. So it does where limits pay in turn, which have none. A
+    pool is filled by other rules, too. A bucket without a rate has no burst.
     """
     algorithm = ALGORITHMS[limit.algorithm]
     if algorithm.leases or limit.max_wait_us or limit.pool:
@@ -116,7 +116,9 @@ class RuleUse:
         self.declared = declared
         self.brief = False
         """Whether nothing is asked for but its denials, and who changes side by it."""
-        self.limits = [LimitUse(each.limit, each.spec) for each in rule.limits]
+        self.limits = [
+            LimitUse(each.limit, each.spec, in_turn=rule.in_turn) for each in rule.limits
+        ]
         self.requests = self.hits = self.refunds = 0
         self.denied = 0
         """It was over, and the request was denied."""

@@ -47,6 +47,7 @@ _EXPECT_KEYS = (
     "reset",
     "retry_after",
     "headers",
+    "paid",
 )
 _STEP_KEYS = ("at", "domain", "descriptors", "hits", "override", "times", *_EXPECT_KEYS)
 _OVERRIDE_KEYS = ("unit", "unit_multiplier", "requests_per_unit")
@@ -83,6 +84,7 @@ class Expected:
     reset_us: int | None = None
     retry_after_us: int | None = None
     headers: Mapping[str, str] | None = None
+    paid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +309,7 @@ def _expected(fields: Fields) -> Expected:
         _duration_us(fields, "reset"),
         _duration_us(fields, "retry_after"),
         headers,
+        fields.text("paid") if fields.given("paid") else None,
     )
 
 

@@ -5,12 +5,12 @@ What must not live here: how results are shown (`cli.results`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ratelimit_service.errors import BadRequestError, PolicyError
-from ratelimit_service.model import SECOND_US, Code, whole_seconds
+from ratelimit_service.model import SECOND_US, Code, Decision, whole_seconds
 from ratelimit_service.rule_lab.simulation.cases import (
     Case,
     CaseFile,
@@ -150,12 +150,25 @@ def _differences(
     yield from _seconds("reset", expected.reset_us, reset_us)
     over = decision.code is Code.OVER_LIMIT
     yield from _seconds("retry_after", expected.retry_after_us, reset_us if over else None)
-    if expected.headers is not None:
-        sent = {each.key.lower(): each.value for each in decision.response_headers}
-        for name, value in expected.headers.items():
-            got = sent.get(name.lower(), "none")
-            if got != value:
-                yield Difference(f"headers.{name}", value, got)
+    yield from _paid(expected.paid, decision.metadata or {})
+    yield from _headers(expected.headers or {}, decision)
+
+
+def _headers(expected: Mapping[str, str], decision: Decision) -> Iterator[Difference]:
+    sent = {each.key.lower(): each.value for each in decision.response_headers}
+    for name, value in expected.items():
+        got = sent.get(name.lower(), "none")
+        if got != value:
+            yield Difference(f"headers.{name}", value, got)
+
+
+def _paid(expected: str | None, metadata: Mapping[str, object]) -> Iterator[Difference]:
+    """Compares which limits have paid, of each descriptor whose limits pay in turn."""
+    listed = metadata.get("paid")
+    names = [each["limit"] for each in listed] if isinstance(listed, list) else []
+    got = ", ".join(names) or "none"
+    if expected not in {None, got}:
+        yield Difference("paid", str(expected), got)
 
 
 def _names(codes: Iterable[Code]) -> str:

@@ -21,6 +21,7 @@ from ratelimit_service.limiter import (
     ruling_of,
 )
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind
+from ratelimit_service.limiter.turns import each_once
 from ratelimit_service.model import (
     MAX_ADDEND,
     SECOND_US,
@@ -72,7 +73,7 @@ def counters_of(deciding: Deciding, domain: str, descriptor: Descriptor) -> Plan
     """What a descriptor charges now: a hit for each limit of the rule that it meets."""
     snapshot = at_moment(deciding.snapshot(), now_us())
     (planned,) = Planner(deciding.settings).plan(Request(domain, (descriptor,)), snapshot)
-    return planned
+    return each_once(planned)
 
 
 async def _told(deciding: Deciding, about: About) -> object:

@@ -16,6 +16,7 @@ from ratelimit_service.errors import SettingsError, StoreError
 from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.net.pem import client_context
 from ratelimit_service.text.display import reason
+from ratelimit_service.text.durations import parse_duration
 
 __all__ = [
     "Address",
@@ -44,6 +45,7 @@ _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _CHECK_HOSTNAME = "ssl_check_hostname"
 _TLS = (*_TLS_FILES, _CHECK_HOSTNAME)
 _SLOTS = "slots"
+_TIMEOUT = "timeout"
 _SENTINEL = ("sentinel_username", "sentinel_password", "sentinel_password_file")
 
 
@@ -148,6 +150,8 @@ class Member:
 
     name: str
     endpoint: Address | Sentinels
+    timeout_us: int | None = None
+    """How long it may take to answer, if its URL says so."""
     weight: int = 1
 
 
@@ -163,6 +167,8 @@ class Cluster:
     """Nodes of a Redis Cluster that know the others; login and TLS are the same for all."""
 
     seeds: tuple[Address, ...]
+    timeout_us: int | None = None
+    """How long a node may take to answer, if the URL says so."""
 
 
 def parse_store(url: str) -> Ring | Cluster:
@@ -219,7 +225,7 @@ class _Read:
 
     def check(self, *known: Collection[str]) -> None:
         """Raises SettingsError if there is any other option than these."""
-        allowed = [name for names in known for name in names]
+        allowed = [name for names in (*known, (_TIMEOUT,)) for name in names]
         if unknown := sorted(set(self.options) - set(allowed)):
             shown = ", ".join(allowed)
             raise SettingsError(f"store URL option {unknown[0]!r} is unknown: allowed are {shown}")
@@ -233,6 +239,18 @@ class _Read:
 
     def login(self, prefix: str = "") -> Login:
         return Login(*(self.options.get(prefix + name, "") for name in _LOGIN))
+
+    def timeout_us(self) -> int | None:
+        """How long a server may take to answer; None if the URL does not say."""
+        if _TIMEOUT not in self.options:
+            return None
+        try:
+            timeout_us = parse_duration(self.options[_TIMEOUT])
+        except SettingsError as error:
+            raise SettingsError(f"store URL option {_TIMEOUT!r}: {error}") from error
+        if not timeout_us:
+            raise SettingsError(f"store URL option {_TIMEOUT!r} is 0: write a time, as in 300ms")
+        return timeout_us
 
     def tls(self) -> RedisTLSFiles | None:
         """The TLS files, tried once; None without any, unless the scheme says TLS."""
@@ -262,7 +280,7 @@ def _single(read: _Read) -> Ring:
         raise _UnreadableError("it names several servers, as a ring or a cluster has")
     slots = _SLOTS in read.options
     address = Address(host, port, "", read.database(), read.login(), read.tls(), slots)
-    return Ring((Member(f"{host}:{port}", address),))
+    return Ring((Member(f"{host}:{port}", address, read.timeout_us()),))
 
 
 def _unix(read: _Read) -> Ring:
@@ -270,22 +288,24 @@ def _unix(read: _Read) -> Ring:
     if not read.path:
         raise _UnreadableError("it names no path")
     database = _database(read.options.get("db", ""))
-    return Ring((Member(read.path, Address(path=read.path, db=database, login=read.login())),))
+    address = Address(path=read.path, db=database, login=read.login())
+    return Ring((Member(read.path, address, read.timeout_us()),))
 
 
 def _ring(read: _Read) -> Ring:
     read.check(("db",), _LOGIN, _TLS)
-    endpoints, database, login, tls = (
+    endpoints, database, login, tls, timeout_us = (
         read.endpoints(_PORT),
         read.database(),
         read.login(),
         read.tls(),
+        read.timeout_us(),
     )
     if len(set(endpoints)) < len(endpoints):
         raise SettingsError("a shard is named twice in the store URL")
     return Ring(
         tuple(
-            Member(f"{host}:{port}", Address(host, port, "", database, login, tls))
+            Member(f"{host}:{port}", Address(host, port, "", database, login, tls), timeout_us)
             for host, port in endpoints
         )
     )
@@ -297,7 +317,8 @@ def _cluster(read: _Read) -> Cluster:
         raise SettingsError("a Redis Cluster has database 0 only: leave it out of the store URL")
     login, tls = read.login(), read.tls()
     return Cluster(
-        tuple(Address(host, port, login=login, tls=tls) for host, port in read.endpoints(_PORT))
+        tuple(Address(host, port, login=login, tls=tls) for host, port in read.endpoints(_PORT)),
+        read.timeout_us(),
     )
 
 
@@ -316,7 +337,7 @@ def _sentinel(read: _Read) -> Ring:
     database = _database(read.options.get("db", ""))
     master = Address(db=database, login=read.login(), tls=read.tls())
     sentinels = Sentinels(read.endpoints(_SENTINEL_PORT), name, master, read.login("sentinel_"))
-    return Ring((Member(name, sentinels),))
+    return Ring((Member(name, sentinels, read.timeout_us()),))
 
 
 _READERS: dict[str, Callable[[_Read], Ring | Cluster]] = {

@@ -20,22 +20,31 @@ __all__ = ["Background", "Batch", "Resync", "Retry", "Urgency"]
 class Urgency:
     """By when a batch is to be sent and answered; times are by `elapsed_us`. Nobody changes it."""
 
-    __slots__ = ("deadline_us", "due_us", "patience_us", "priority")
+    __slots__ = ("deadline_us", "priority", "since_us")
 
-    def __init__(
-        self, deadline_us: int, due_us: int = NEVER, patience_us: int = NEVER, priority: int = 0
-    ) -> None:
+    def __init__(self, deadline_us: int, since_us: int = NEVER, priority: int = 0) -> None:
         self.deadline_us = deadline_us
         """From then on nobody waits for an answer.
 
         With NEVER a batch is held while its server is away, as what is given back must be.
         """
-        self.due_us = due_us
-        """When it has waited for as long as a server may take."""
-        self.patience_us = patience_us
-        """If the server took so long by its own time, it is to blame for an answer too late."""
+        self.since_us = since_us
+        """Since when somebody waits; NEVER if nobody does."""
         self.priority = priority
         """Those of a smaller priority are sent first (`Store.charge`)."""
+
+    def due_us(self, timeout_us: int) -> int:
+        """When it has waited for as long as a server may take, or nobody waits any more."""
+        return min(self.deadline_us, self.since_us + timeout_us)
+
+    def patience_us(self, timeout_us: int) -> int:
+        """If a server took so long by its own time, it is to blame for an answer too late.
+
+        That is as long as it may take. Of a caller who waits for less than that, half is for the
+        server.
+        """
+        wait_us = self.deadline_us - self.since_us
+        return (wait_us + 1) // 2 if 0 < wait_us < timeout_us else timeout_us
 
 
 _NO_DEADLINE: Final = Urgency(NEVER)

@@ -99,7 +99,7 @@ class Batches:
         """How the script is called."""
         self._numbers = count(int.from_bytes(urandom(6), "big"))
         """The numbers of script calls; they start at random, so that processes differ."""
-        self._window = CallWindow()
+        self._window = CallWindow(server.clock)
         self._by_age = False
         """Whether the last call began with what others had overtaken."""
 
@@ -259,10 +259,11 @@ class Batches:
 
         Returns whether more waits than fits.
         """
-        soon_us = now_us + self._server.timeout_us * _OVERTAKEN // 100
+        timeout_us = self._server.timeout_us
+        soon_us = now_us + timeout_us * _OVERTAKEN // 100
         while True:
             firsts = [
-                (min(queue[0].urgency.deadline_us, queue[0].urgency.due_us), priority)
+                (queue[0].urgency.due_us(timeout_us), priority)
                 for priority, queue in enumerate(self._queues[:below])
                 if queue
             ]
@@ -302,9 +303,9 @@ class Batches:
         """Takes requests from a batch, as many as fit; drops those that nobody wants any more."""
         wanted, start, stop = batch.wanted, batch.sent, len(batch.requests)
         taken = [at for at in range(start, stop) if wanted(at)]
-        deadline_us = batch.urgency.deadline_us
-        if deadline_us > batch.urgency.due_us:
-            deadline_us = min(deadline_us, now_us + self._server.timeout_us)
+        deadline_us, timeout_us = batch.urgency.deadline_us, self._server.timeout_us
+        if deadline_us > batch.urgency.due_us(timeout_us):
+            deadline_us = min(deadline_us, now_us + timeout_us)
         not_after_us = self._server.clock.not_after(deadline_us)
         if self.slot is None:
             count = self._call_of(_ONLY, calls, now_us).add(batch, taken, not_after_us)
@@ -491,7 +492,7 @@ class Batches:
             outcomes = list(islice(call.found, len(batch.requests[index])))
             if None not in outcomes:
                 batch.answered([index], iter(outcomes), call.at_us, False)
-            elif took_us >= batch.urgency.patience_us:
+            elif took_us >= batch.urgency.patience_us(self._server.timeout_us):
                 batch.failed([index], "timeout")
             elif waits and outcomes.count(None) == len(outcomes):
                 again.append(index)

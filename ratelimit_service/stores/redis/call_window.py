@@ -8,15 +8,20 @@ from __future__ import annotations
 from typing import Final
 
 from ratelimit_service.stores import PRIORITIES
+from ratelimit_service.stores.redis.server_clock import ServerClock
 
 __all__ = ["NO_PRIORITY", "CallWindow"]
 
 _IN_FLIGHT: Final = 2
-"""Script calls under way at a time; meanwhile the next one fills up. Those of larger priorities do
-not count: nothing of a smaller priority waits for them."""
+"""Script calls that a near server has at a time; meanwhile the next one fills up. Those of larger
+priorities do not count: nothing of a smaller priority waits for them."""
+
+_CALL_US: Final = 1_000
+"""What a server takes for a full call, about. So many more are under way as fit on the way to the
+server and back: one for each such time of the round trip."""
 
 _MAX_IN_FLIGHT: Final = 8
-"""So many may be under way if the server waits for this process, and not the other way round."""
+"""A near server has so many if the server waits for this process, and not the other way round."""
 
 _FIRST_FULL: Final = 32
 """So many requests are taken to fit into a call before one was full."""
@@ -36,32 +41,54 @@ NO_PRIORITY: Final = -1
 class CallWindow:
     """The calls to one server that are under way."""
 
-    __slots__ = ("_idle_us", "_limit", "_sent_us", "by_priority", "full", "reply_us", "under_way")
+    __slots__ = (
+        "_clock",
+        "_idle_us",
+        "_limit",
+        "_sent_us",
+        "_took_us",
+        "by_priority",
+        "full",
+        "under_way",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, clock: ServerClock) -> None:
+        """`clock` knows how far away the server is."""
+        self._clock = clock
         self.by_priority = [0] * PRIORITIES
         """How many writes of calls have no reply yet, by the smallest priority in them."""
         self.under_way = 0
         """How many that are."""
         self._limit = _IN_FLIGHT
-        """So many full calls may be under way. While they wait for this process to look, and not
-        for the server, one is added at each reply."""
+        """So many full calls may be with the server. While they wait for this process to look, and
+        not for the server, one is added at each reply."""
         self.full = _FIRST_FULL
         """How many requests went out together last, when there were more than fitted."""
-        self.reply_us = 0
-        """How long calls took lately, from when they were made until their reply was handed on.
-        What has less time left is not sent: it would be counted in vain, and keep others waiting.
-        """
+        self._took_us = 0
+        """How long calls took lately, from when they were made until their reply was handed on."""
         self._sent_us = 0
         """When the last call was sent."""
         self._idle_us = 0
-        """Since when nothing is under way. `reply_us` is halved for each `_FORGOTTEN_US` of that,
+        """Since when nothing is under way. `_took_us` is halved for each `_FORGOTTEN_US` of that,
         and this moves on by as much, so that no time counts twice."""
+
+    @property
+    def reply_us(self) -> int:
+        """How long the next call takes: as the last ones, and no less than the way alone.
+
+        What has less time left is not sent: it would be counted in vain, and keep others waiting.
+        """
+        return max(self._took_us, self._clock.way_us)
 
     @property
     def has_room(self) -> bool:
         """Whether one more call may be under way if it is a full one."""
-        return self.under_way < self._limit
+        return self.under_way < self._limit + self._on_the_way
+
+    @property
+    def _on_the_way(self) -> int:
+        """How many calls may be on the way there or back, beside those that the server has."""
+        return self._clock.way_us // _CALL_US
 
     def sent(self, priority: int, now_us: int) -> None:
         """Notes that calls are sent; `priority` is the smallest in them."""
@@ -88,12 +115,12 @@ class CallWindow:
         """Forgets how long calls took when nothing was under way for a while."""
         times = (now_us - self._idle_us) // _FORGOTTEN_US
         if times and not self.under_way:
-            self.reply_us >>= min(times, 62)
+            self._took_us >>= min(times, 62)
             self._idle_us += times * _FORGOTTEN_US
 
     def learn(self, took_us: int) -> None:
         """Notes how long a reply took; a hang is forgotten after some replies."""
-        self.reply_us += (took_us - self.reply_us) // 4
+        self._took_us += (took_us - self._took_us) // 4
 
     def shrink(self) -> None:
         """The server waits for nobody: fewer calls may be under way."""
@@ -110,14 +137,16 @@ class CallWindow:
 
     def wait_us(self, waiting: int) -> int:
         """How long a request takes before which so many wait to be sent."""
-        return self.reply_us + self.reply_us * waiting // (self.full * self._limit)
+        limit = self._limit + self._on_the_way
+        return self.reply_us + self.reply_us * waiting // (self.full * limit)
 
     def below(self) -> int:
         """Requests of priorities below this number may be sent now, if they fill no call."""
-        if self.under_way < _IN_FLIGHT:
+        limit = _IN_FLIGHT + self._on_the_way
+        if self.under_way < limit:
             return PRIORITIES
         below, count = 0, self.by_priority[0]
-        while count < _IN_FLIGHT:
+        while count < limit:
             below += 1
             count += self.by_priority[below]
         return below

@@ -148,8 +148,8 @@ class Charge(Batch):
             self._done(self._settled)
 
     def left_us(self, read_us: int) -> int:
-        """How long until the server is late; `read_us` is as in `expire`."""
-        return self._shard.server.left_us(read_us)
+        """How long until it has waited for a server that is late; `read_us` is as in `expire`."""
+        return self._shard.server.left_us(read_us, self.urgency)
 
     def expire(self, read_us: int) -> None:
         """Ends the charge: requests without an outcome get none any more.

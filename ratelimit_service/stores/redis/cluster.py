@@ -54,7 +54,7 @@ class ClusterOfNodes:
 
     def __init__(self, cluster: Cluster, config: ShardConfig) -> None:
         self._cluster = cluster
-        self._config = config
+        self._config = config.patient(cluster.timeout_us)
         self._process = Process(urandom(8).hex(), "cluster")
         self._nodes: dict[tuple[str, int], Shard] = {}
         self._keeper: asyncio.Task[None] | None = None

@@ -41,3 +41,7 @@ class ShardConfig:
     def of(self, shard: str) -> ShardConfig:
         """The same for one of several shards, with its name in health."""
         return replace(self, component=f"{self.component} {shard}")
+
+    def patient(self, timeout_us: int | None) -> ShardConfig:
+        """The same for a server whose URL says how long it may take, if it does."""
+        return self if timeout_us is None else replace(self, timeout_us=timeout_us)

@@ -221,9 +221,9 @@ class RedisConnection(asyncio.Protocol):
             self._handing_on = True
             try:
                 self._scheduler.reply(self._hand_on_some)
-            except Exception:
-                self._handing_on = False  # or nothing would be handed on any more
-                raise
+            except Exception as error:  # they are handed on with the next ones
+                self._handing_on = False
+                self._bugs.note("replies from Redis could not be handed on", error)
 
     def _hand_on_some(self) -> None:
         """Hands on replies for as long as a turn may take; the others wait for another one."""

@@ -188,7 +188,7 @@ class CrossShardRequest:
             peeks.append(look(hit))
             if undoable(hit, outcome, dropped=self.dropped):
                 undone.append(undo(hit, outcome, at_us))
-                self.stats.given_back += hit.addend
+                self.stats.given_back += outcome.charged
         count = len(undone)
         undone.reverse()  # in a queue only the last place can be given back, so begin with it
         if local:

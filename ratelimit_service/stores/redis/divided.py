@@ -208,8 +208,9 @@ class DividedCharge:
             self.less(self.missing)
 
     def left_us(self, read_us: int) -> int:
-        """How long until a server of this charge is late; `read_us` is as in `expire`."""
-        return min([batch.shard.server.left_us(read_us) for batch in self.batches], default=0)
+        """How long until it has waited for a server that is late; `read_us` is as in `expire`."""
+        lefts_us = [batch.shard.server.left_us(read_us, self.urgency) for batch in self.batches]
+        return min(lefts_us, default=0)
 
     def expire(self, read_us: int) -> None:
         """Ends the charge: hits without an outcome get none any more.
@@ -443,6 +444,6 @@ def expire_batch(batch: Batch, shard: Shard, read_us: int) -> None:
         batch.dropped(unwanted)
     if late:
         # Either the server was too slow, or this process had too much to do.
-        blamed = shard.server.late(read_us, batch.urgency.patience_us)
+        blamed = shard.server.late(read_us, batch.urgency.patience_us(shard.server.timeout_us))
         batch.failed(late, "timeout" if blamed else "overloaded")
         shard.server.missed(read_us)

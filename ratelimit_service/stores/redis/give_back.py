@@ -81,9 +81,12 @@ def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
     reset_us = outcome.reset_us
     if outcome.over:
         charge = hit.spec.algorithm.charge
-        reset_us = charge(None, at_us, hit.addend, hit.spec, True, b"").reset_us
+        reset_us = charge(None, at_us, outcome.charged, hit.spec, True, b"").reset_us
     receipt = Receipt(at_us, at_us + reset_us)
-    return hit._replace(mode=Mode.ENFORCED, refund=True, receipt=receipt, joined=False)
+    addend = outcome.charged
+    return hit._replace(
+        addend=addend, mode=Mode.ENFORCED, refund=True, receipt=receipt, joined=False
+    )
 
 
 def look(hit: Hit) -> Hit:

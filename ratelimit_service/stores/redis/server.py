@@ -19,6 +19,7 @@ from ratelimit_service.eventloop.backoff import Backoff
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.batch import Urgency
 from ratelimit_service.stores.redis.breaker import Breaker
 from ratelimit_service.stores.redis.config import ShardConfig
 from ratelimit_service.stores.redis.connection import (
@@ -45,11 +46,9 @@ __all__ = ["Server", "ServerObserver"]
 
 log = logging.getLogger(__name__)
 
-_OPEN_SECONDS: Final = 1.0
-"""How long it may take to connect and to greet."""
-
 _HUNG_SECONDS: Final = 1.0
-"""A connection is given up if calls are pending and the server is silent for so long."""
+"""It may take so long to connect, and for each answer to a greeting. Later a connection is given up
+if calls are pending and the server is silent for so long."""
 
 _STALLED_SECONDS: Final = 5.0
 """It is given up as well if no reply is whole for so long, though bytes of one trickle in."""
@@ -59,14 +58,14 @@ _CALM_SECONDS: Final = 1.0
 
 _BACK_OFF_SECONDS: Final = 0.05
 _LONGEST_BACK_OFF_SECONDS: Final = 0.5
-"""The first and the longest wait between two attempts to connect."""
+"""The first and the longest time from one attempt to connect to the next. One that takes longer is
+followed at once."""
 
 _UP_AFTER: Final = 3
 """A sick server is well again when it has answered so many pings in a row in time."""
 
-_PING_US: Final = 50_000
-_PING_SECONDS: Final = _PING_US / 1_000_000
-"""The pause between two pings, and the most that an answer may take."""
+_PING_SECONDS: Final = 0.05
+"""The pause between two pings."""
 
 
 class ServerObserver(Protocol):
@@ -126,7 +125,7 @@ class Server:
         """How long the last heartbeat took there and back."""
 
     async def start(self) -> None:
-        """Tries to connect once, at most a second long, and keeps trying in the background."""
+        """Tries to connect once, at most a second for each answer, and then in the background."""
         tried = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep_connected(tried))
         await tried.wait()
@@ -181,9 +180,13 @@ class Server:
         if self.connection is not None:
             self.connection.held_up(us)
 
-    def left_us(self, read_us: int) -> int:
-        """How long until the server is late, if it does not answer; below 1 if it is."""
-        return self.timeout_us - self._waited_us(read_us)
+    def left_us(self, read_us: int, urgency: Urgency) -> int:
+        """How long until the server is late for who waits, if it does not answer; below 1 if it is.
+
+        Nobody else's waiting counts against the time that the server has for this one.
+        """
+        due_us = urgency.due_us(self.timeout_us)
+        return max(self.timeout_us - self._waited_us(read_us), due_us - read_us)
 
     def _waited_us(self, read_us: int) -> int:
         since_us = self.connection.waiting_since_us if self.connection else None
@@ -204,10 +207,25 @@ class Server:
         """Hears that a batch had no answer in time, which counts against a server that is late."""
         if not self.late(read_us, self.timeout_us):
             return
-        self.degrade(f"is slower than {self.timeout_us / 1000:g} ms")
+        self._slow()
         if self.breaker.missed(read_us, self.name):
             self._raise_alarm()
             self._observer.down("circuit_open")
+
+    @property
+    def _is_too_far(self) -> bool:
+        """Whether the way alone takes as long as an answer may."""
+        return self.clock.way_us >= self.timeout_us
+
+    def _slow(self) -> None:
+        """Says in health that answers come too late, and if that is so because of the way alone."""
+        fault = f"is slower than {self.timeout_us / 1000:g} ms"
+        if self._is_too_far:
+            fault += (
+                f", since the way there and back takes {self.clock.way_us / 1000:.1f} ms: "
+                "give it more time, as with ?timeout=300ms in the store's URL"
+            )
+        self.degrade(fault)
 
     def _raise_alarm(self) -> None:
         if not self._alarm.done():
@@ -228,6 +246,7 @@ class Server:
         if (
             self._fault_at is not None
             and self.breaker.in_time
+            and not self._is_too_far
             and self._loop.time() - self._fault_at > _CALM_SECONDS
         ):
             self._fault_at = None
@@ -241,11 +260,11 @@ class Server:
     async def _keep_connected(self, tried: asyncio.Event) -> None:
         backoff = Backoff(_BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS)
         while True:
-            lasted = 0.0
+            lasted, began = 0.0, self._loop.time()
             try:
-                async with asyncio.timeout(_OPEN_SECONDS):
+                async with asyncio.timeout(_HUNG_SECONDS) as patience:
                     address = await find(self._address)
-                    greet = partial(self._greet, address)
+                    greet = partial(self._greet, address, patience)
                     connection = await open_connection(
                         address, self._config.contexts, greeted=greet
                     )
@@ -272,6 +291,7 @@ class Server:
                 finally:
                     following.cancel()
                 self.connection, self.at, self.round_trip_us = None, "", None
+                self.clock.way_us = 0
                 lasted = self._loop.time() - since
                 reason = f"Redis at {address} is away: {connection.lost.result()}"
                 self._observer.down("disconnected")
@@ -279,23 +299,32 @@ class Server:
             tried.set()
             if lasted > _CALM_SECONDS:
                 continue  # the connection was a good one: the next attempt comes at once
-            await asyncio.sleep(backoff.next_seconds())
+            await asyncio.sleep(began + backoff.next_seconds() - self._loop.time())
 
-    async def _greet(self, address: Address, connection: RedisConnection) -> None:
+    async def _greet(
+        self, address: Address, patience: asyncio.Timeout, connection: RedisConnection
+    ) -> None:
         """Brings the script, learns the clock, and lets the user ask. Raises StoreError.
 
         What a proxy or the rights of our user refuse is done without.
         """
         # Nothing else is sent meanwhile: to a client without a password Redis replies, and resets.
+        self._wait_longer(patience)
         loaded = await connection.call("SCRIPT", "LOAD", SCRIPT)
         if not self.does_without(connection, "SCRIPT", loaded, "the first call brings the script"):
             expect(loaded, ("SCRIPT",), address, connection)
-        self.clock.ahead_us = None  # this may be another server than before
+        self.clock.forget()  # this may be another server than before
+        self._wait_longer(patience)
         sent_us = elapsed_us()
         reply = await connection.call("TIME")
         if not self.does_without(connection, "TIME", reply, "the first reply tells the time"):
             self._learn_time(reply, sent_us)
+        self._wait_longer(patience)
         await self._observer.greet(connection)
+
+    def _wait_longer(self, patience: asyncio.Timeout) -> None:
+        """Gives the next answer as much time as all before it: a far server needs it for each."""
+        patience.reschedule(self._loop.time() + _HUNG_SECONDS)
 
     def does_without(
         self, connection: RedisConnection, command: str, reply: Reply, instead: str
@@ -337,6 +366,8 @@ class Server:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             connection.forgive(max(0.0, self._loop.time() - started - HEARTBEAT_SECONDS))
+            if self._is_too_far:
+                self._slow()  # callers with less time are not counted, so no charge will show it
             await self._give_up_if_hung(connection)
             if self.breaker.open and not connection.lost.done():
                 await self._probe(connection)
@@ -354,6 +385,7 @@ class Server:
         def replied(reply: Reply) -> None:
             if reply is not None:
                 self.round_trip_us = elapsed_us() - connection.answered_left_us
+                self.clock.took(self.round_trip_us)
             processes = others(reply)
             if processes is not None and self._process not in processes:
                 connection.distrust()
@@ -382,7 +414,7 @@ class Server:
         answered = 0
         while answered < _UP_AFTER and not connection.lost.done():
             ping = connection.ping()
-            if await self.answers(ping, min(self.timeout_us, _PING_US)):
+            if await self.answers(ping, self.timeout_us):
                 answered += 1
                 await asyncio.sleep(_PING_SECONDS)
             else:

@@ -1,4 +1,4 @@
-"""A server's clock, as far as this process knows it from the server's replies."""
+"""A server's clock and its distance, as far as this process knows them from its replies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,25 @@ __all__ = ["ServerClock"]
 class ServerClock:
     """The clock of one server; or another one that was given, and counts instead."""
 
-    __slots__ = ("ahead_us", "given")
+    __slots__ = ("ahead_us", "given", "way_us")
 
     def __init__(self, given: Clock | None) -> None:
         self.given = given
         self.ahead_us: int | None = None
         """How far the server's clock is ahead of `elapsed_us`, at least; None if not known."""
+        self.way_us = 0
+        """The least that a reply has taken on this connection, 0 if not known: how long the way
+        there and back is. What waits for a busy server, or for this process, is not in it."""
+
+    def forget(self) -> None:
+        """The next replies are those of another connection, and perhaps of another server."""
+        self.ahead_us = None
+        self.way_us = 0
+
+    def took(self, us: int) -> None:
+        """Learns how long a reply took."""
+        if us < self.way_us or not self.way_us:
+            self.way_us = us
 
     def now_us(self) -> int:
         """The server's time."""
@@ -53,6 +66,7 @@ class ServerClock:
         the largest bound is kept. If the clock was less far ahead even at `sent_us`, it was set
         back, and the new bound replaces the old one.
         """
+        self.took(now_us - sent_us)
         ahead_us = at_us - now_us
         if self.ahead_us is None or ahead_us > self.ahead_us or at_us - sent_us < self.ahead_us:
             self.ahead_us = ahead_us

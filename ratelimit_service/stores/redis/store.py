@@ -87,8 +87,8 @@ _PLAIN: Final = Layout()
 class RedisStore:
     """Counters in Redis servers (6.2 or later), each counter in one of them.
 
-    A hit has no outcome (None) when its server is away, refuses, or is slower than
-    `timeout_us`. A request whose counters lie in several shards counts in all or in none.
+    A hit has no outcome (None) when its server is away, refuses, or is slower than its URL or
+    `timeout_us` says. A request whose counters lie in several shards counts in all or in none.
     """
 
     def __init__(
@@ -104,7 +104,6 @@ class RedisStore:
 
         With a `clock` its time counts instead of Redis' own.
         """
-        self._timeout_us = timeout_us
         self._key_prefix = layout.key_prefix.encode()
         self._stats = stats
         self._bugs = Bugs()
@@ -124,6 +123,8 @@ class RedisStore:
             self._find, self._find_all = self._find_by_window, self._find_all_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
             (self._only,) = self._first.shards
+        self._timeout_us = min([shard.server.timeout_us for shard in self.shards])
+        """How long the least patient server may take."""
         self._waiting: list[tuple[int, int, Charge | DividedCharge]] = []
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
@@ -243,6 +244,10 @@ class RedisStore:
         """How long a new request of this priority would wait where that is longest."""
         return max([shard.wait_us(priority) for shard in self.shards if shard.available], default=0)
 
+    def way_us(self) -> int:
+        """How long the way to a server and back takes, where that is longest."""
+        return max([shard.server.clock.way_us for shard in self.shards])
+
     async def close(self) -> None:
         """Disconnects for good."""
         await asyncio.gather(*(topology.close() for topology in self.topologies))
@@ -266,15 +271,11 @@ class RedisStore:
         if not requests:
             done([])
             return
-        now, patience_us = elapsed_us(), self._timeout_us
-        look_us = due_us = now + patience_us
-        if deadline_us < due_us:
-            # The caller waits for less than the server may take. Half of that is for the server.
-            look_us, patience_us = deadline_us, (deadline_us - now + 1) // 2
-        elif deadline_us > now + _LONGEST_US:
-            # There is one in any case: NEVER is for what is held while a server is away.
-            deadline_us = now + _LONGEST_US
-        urgency = Urgency(deadline_us, due_us, patience_us, priority)
+        now = elapsed_us()
+        # There is one in any case: NEVER is for what is held while a server is away.
+        deadline_us = min(deadline_us, now + _LONGEST_US)
+        look_us = min(deadline_us, now + self._timeout_us)
+        urgency = Urgency(deadline_us, now, priority)
         only, is_late = self._only, deadline_us <= now
         charge: Charge | DividedCharge
         # If it is late already the caller is to be answered at once. No server is to blame.
@@ -383,7 +384,7 @@ class RedisStore:
                 self._end(charge, read_us)
         if is_late:
             for _, _, charge in list(waiting):
-                if charge.urgency.due_us <= now and charge.left_us(read_us) <= 0:
+                if charge.left_us(read_us) <= 0:
                     self._end(charge, read_us)
         if waiting:
             self._wait_until(waiting[0][0], elapsed_us())

@@ -68,7 +68,7 @@ class RingOfShards:
                 member.endpoint,
                 process,
                 self._saw_processes,
-                config if alone else config.of(member.name),
+                (config if alone else config.of(member.name)).patient(member.timeout_us),
             )
             for member in ring.members
         }

@@ -198,6 +198,26 @@ def _of_limits(*limits: File) -> Mapping[str, Domain]:
     return of({"domain": "d", "descriptors": [{"key": "k", "rate_limits": list(limits)}]})
 
 
+def test_limits_that_pay_in_turn() -> None:
+    """One more limit that can pay loosens; what it counts by is told."""
+    first = {"unit": "day", "requests_per_unit": 5, "name": "a"}
+    second = {"unit": "hour", "requests_per_unit": 5, "name": "b"}
+
+    def rules(*limits: Mapping[str, object], charge: str = "first") -> File:
+        rule = {"key": "k", "charge": charge, "rate_limits": list(limits)}
+        return {"domain": "d", "shard_by": "domain", "descriptors": [rule]}
+
+    def told(old: File, new: File) -> list[tuple[ChangeKind, str, str]]:
+        (change,) = compare(of(old), of(new))
+        return [(each.kind, each.old, each.new) for each in change.details]
+
+    by_key = {**second, "count_by": ["k"], "unit": "week"}
+    assert told(rules(first), rules(first, second)) == [(LOOSENED, "", "5 per hour")]
+    assert told(rules(first, second), rules(first)) == [(TIGHTENED, "5 per hour", "")]
+    assert told(rules(first), rules(first, by_key)) == [(LOOSENED, "", "5 per week, counted by k")]
+    assert told(rules(first, charge="all"), rules(first)) == [(CHANGED, "", "charge first")]
+
+
 def test_the_order_of_limits() -> None:
     """Of limits with as many hits left the first one is shown, so their order is told."""
     minute = {"unit": "minute", "requests_per_unit": 5}

@@ -161,7 +161,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "api.test.yaml:6:27: descriptors must be a list of mappings",
         "api.test.yaml:6:57: times must be a whole number from 1 to 1000000, without quotes",
         "api.test.yaml:7:5: nothing is expected: write one of expect, statuses, rule, limit, "
-        "remaining, reset, retry_after, headers",
+        "remaining, reset, retry_after, headers, paid",
         "api.test.yaml:7:10: at: 'soon' is no duration: write a number and us, ms, s, m, h, d or "
         "w: 10ms",
         "api.test.yaml:7:31: descriptors: write {key: value} here",
