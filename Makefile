@@ -26,7 +26,7 @@ help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
-	@echo "make unit      run the tests that open no port and start no process, in one to two minutes; ARGS=\"-k name\" for some"
+	@echo "make unit      run the tests that open no port and start no process, in about a minute; ARGS=\"-k name\" for some"
 	@echo "make test      run the tests, which get what they need; ARGS=\"-k name\" for some"
 	@echo "make tools     get at once what tests get one by one, and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, leftovers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import inspect
 import itertools
 import os
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ratelimit_service import compiled
+from tests.nearby import reachable
 from tests.servers.cluster import RedisCluster, SharedCluster
 from tests.servers.process import for_several_tests, none_outlives
 from tests.servers.redis import RedisServer, SharedRedis
@@ -33,8 +35,8 @@ _TOOLS = _TOP / ".tools"
 
 _OPENS = re.compile(
     r"(subprocess|multiprocessing|grpc|http\.server|tests\.servers"
-    r"|ratelimit_service\.(http|grpc\.(grpcio|server)|net\.listening|rules\.(child|watch)"
-    r"|decision_log\.process|runtime\.worker_process|stores\.redis\.store))(\.|$)"
+    r"|ratelimit_service\.(grpc\.(grpcio|server)|net\.listening|rules\.(child|watch)"
+    r"|decision_log\.process|runtime\.(admin_port|worker_process)|stores\.redis\.store))(\.|$)"
 )
 """Where ports and processes come from. What names it is no unit test."""
 _OPENING = {"reload", "start_server", "open_connection"}
@@ -78,6 +80,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
         items[:] = [item for item in items if parts[item] == UNIT]
 
 
+def pytest_collection_finish() -> None:
+    """What is loaded by now is no garbage: no collection within a test looks at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 def _fixtures(item: pytest.Function) -> Iterator[object]:
     found = item._fixtureinfo.name2fixturedefs  # pytest shows nobody what a fixture is made by
     return (each[-1].func for name, each in found.items() if name != _as_it_was.__name__)
@@ -100,7 +108,7 @@ def _part(*functions: object) -> str:
             part = INTEGRATION
         with_socket |= home in ("socket", "_socket")
         own = isinstance(used, type | FunctionType) and home.startswith("tests.")
-        if not own or used in seen:
+        if not own or used in seen or home == reachable.__module__:
             continue
         seen.add(used)
         if isinstance(used, FunctionType):
@@ -182,7 +190,7 @@ def _as_it_was() -> Iterator[None]:
     No test lowers the priority of this process: all that follow would be starved on a busy machine.
     """
     priority = os.getpriority(os.PRIO_PROCESS, 0)
-    with none_outlives():
+    with none_outlives(), reachable():
         yield
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 

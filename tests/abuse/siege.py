@@ -39,7 +39,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Done, Store, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
-from tests.service.asking import Asking
+from tests.service.asking import Asking, Away
 
 MAX_TURN_MS = 5.0
 NOMINAL_MS = 1.8
@@ -194,7 +194,7 @@ class Attacker:
 Attack = Callable[["Attacker"], Awaitable[None]]
 
 
-class Noting:
+class Noting(Away):
     """Counters that note how often they are asked to count a batch."""
 
     waits = False
@@ -204,13 +204,6 @@ class Noting:
         self.batches = 0
         self.kept: list[Callable[[], None]] | None = None
         """Where there is a list, large batches wait in it until they are called."""
-
-    def wait_us(self, priority: int) -> int:
-        return 0
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     def charge(
         self,

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.adopters.pods import SERVICE_LINKS, Pod
+from tests.http_client import HTTPAnswer, http
 from tests.servers.image import Container, ContainerProcess
 from tests.servers.process import Process, wait_until
-from tests.servers.service import COMMAND, HTTPAnswer, http
+from tests.servers.service import COMMAND
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import os
 import subprocess
 
 from tests.cli.inside import inside
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import COMMAND
+from tests.waiting import PATIENCE_SECONDS
 
 RULES = """domain: demo
 descriptors:

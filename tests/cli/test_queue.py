@@ -36,7 +36,7 @@ class Asking:
         self._stack = stack
 
     async def start(self, queues: Queues | None, rules: str = RULES) -> None:
-        site = AdminSite(self._directory / "site", Settings(), rules, "127.0.0.1:0", queues)
+        site = AdminSite(self._directory / "site", Settings(), rules, queues)
         await site.start()
         self._stack.push_async_callback(site.listener.close)
         self._at = f"127.0.0.1:{site.port}"

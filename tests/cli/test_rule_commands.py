@@ -12,8 +12,8 @@ from ratelimit_service.cli.problems import FORMATS
 from ratelimit_service.rules.lint import lint
 from tests.cli.ran import Ran
 from tests.rules.test_mistakes import MISTAKES
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import COMMAND
+from tests.waiting import PATIENCE_SECONDS
 
 TOP = Path(__file__).parents[2]
 

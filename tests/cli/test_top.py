@@ -35,7 +35,7 @@ descriptors:
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[AdminSite]:
-    result = AdminSite(tmp_path / "site", Settings(), RULES, "127.0.0.1:0")
+    result = AdminSite(tmp_path / "site", Settings(), RULES)
     await result.start()
     yield result
     await result.listener.close()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.processes import pipes
 from ratelimit_service.settings import Settings
 from tests.decision_log.packets import packet
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Log:
@@ -44,12 +43,6 @@ class Log:
 
     def counted(self, outcome: str) -> int:
         return self.stats.decision_log[outcome]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_what_is_taken_is_written_in_its_order(

@@ -24,8 +24,8 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.replay.denials import decisions_about
 from ratelimit_service.service import CallOrigin, DecidedBatch, DecisionRecord
 from ratelimit_service.settings import Settings
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking, Away, descriptor
+from tests.waiting import PATIENCE_SECONDS, until
 
 RULES = """
 domain: edge
@@ -147,9 +147,7 @@ async def test_lines_go_out_by_themselves(tmp_path: Path) -> None:
     logging = Logging(tmp_path)
     await logging.asking.ask("user=bob")
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not logging.sent:
-            await asyncio.sleep(0.01)
+    await until(lambda: logging.sent)
 
 
 async def test_sample(tmp_path: Path) -> None:

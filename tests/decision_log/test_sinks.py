@@ -23,8 +23,9 @@ from ratelimit_service.settings import Settings
 from tests.decision_log.packets import packet
 from tests.runtime.callers import ask
 from tests.runtime.conftest import Start
-from tests.servers.process import PATIENCE_SECONDS, wait_until
+from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
+from tests.waiting import PATIENCE_SECONDS
 
 DAY_US = 86_400_000_000
 YEAR_US = 365 * DAY_US

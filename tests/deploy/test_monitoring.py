@@ -24,9 +24,10 @@ from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
 from tests.cli.inside import Inside
 from tests.conftest import need
+from tests.http_client import http
 from tests.runtime.callers import ask
 from tests.servers.process import wait_until
-from tests.servers.service import ServiceProcess, http
+from tests.servers.service import ServiceProcess
 from tests.service.asking import descriptor
 
 TOP = Path(__file__).parents[2]

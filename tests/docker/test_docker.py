@@ -18,6 +18,7 @@ import yaml
 from ratelimit_service import compiled
 from tests.conftest import need
 from tests.e2e.conftest import need_envoy
+from tests.http_client import http
 from tests.servers.envoy import COMMAND as ENVOY
 from tests.servers.envoy import shipped_config
 from tests.servers.image import (
@@ -31,7 +32,7 @@ from tests.servers.image import (
 )
 from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
-from tests.servers.service import ServiceProcess, http
+from tests.servers.service import ServiceProcess
 
 TOP = Path(__file__).parents[2]
 DOCKER = TOP / "docker"

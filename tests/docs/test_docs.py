@@ -31,8 +31,9 @@ from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
 from ratelimit_service.settings.reference import REFERENCE
 from ratelimit_service.wire import request
+from tests.http_client import http
 from tests.servers.redis import SharedRedis
-from tests.servers.service import COMMAND, ServiceProcess, http
+from tests.servers.service import COMMAND, ServiceProcess
 
 TOP = Path(__file__).parents[2]
 README = TOP / "README.md"

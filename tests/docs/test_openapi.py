@@ -23,8 +23,8 @@ from ratelimit_service.wire.json import MAX_BATCH, decision_to_json
 from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
 from tests.examples import up_to
 from tests.http.test_http import REQUEST, Site
+from tests.http_client import HTTPAnswer
 from tests.ratelimit_client.test_wire import DECISIONS, REQUESTS, finished
-from tests.servers.service import HTTPAnswer
 from tests.service.asking import Away
 
 PAGE = yaml.safe_load((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text())

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.process import PATIENCE_SECONDS, free_port, listens
+from tests.servers.process import free_port, listens
 from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess
+from tests.waiting import PATIENCE_SECONDS
 
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "regions.md").read_text()

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.cli.inside import Inside
-from tests.servers.service import COMMAND, ServiceProcess, http
+from tests.http_client import http
+from tests.servers.service import COMMAND, ServiceProcess
 
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "shipping-rules.md").read_text()

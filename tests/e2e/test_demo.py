@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.inside import Inside, inside
 from tests.e2e.conftest import need_envoy
+from tests.http_client import http
 from tests.servers.process import Process, free_port, listens, wait_until
-from tests.servers.service import http
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 ANY_PATH = "                        - match: {prefix: /}\n"

@@ -11,10 +11,11 @@ import pytest
 
 from tests.e2e.conftest import need_envoy, routed_config
 from tests.servers.envoy import Envoy, ratelimit_filter, shipped_config
-from tests.servers.process import PATIENCE_SECONDS, free_port, wait_until
+from tests.servers.process import free_port, wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess
 from tests.servers.upstream import Upstream
+from tests.waiting import PATIENCE_SECONDS
 
 RULES = Path(__file__).parents[2] / "rules"
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.text.display import in_seconds
+from tests.http_client import http
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer, SharedRedis
-from tests.servers.service import COMMAND, ServiceProcess, http
+from tests.servers.service import COMMAND, ServiceProcess
 
 RULES = """
 domain: api

@@ -14,7 +14,7 @@ from ratelimit_service.eventloop import scheduler
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import TURN_US, Scheduler
 from tests.grpc.ends import take_turn
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 CALL_US = 10
 
@@ -416,11 +416,6 @@ class Reading(Client):
         self.waits = not self.ended
         return self.waits
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0)
-
     def close(self, held: Scheduler) -> None:
         held.unwatch(self.mine)
         self.mine.close()
@@ -436,7 +431,7 @@ async def test_what_comes_is_heard() -> None:
         for each in clients:
             each.other.send(b"%d" % number)
         for each in clients:
-            await each.until(lambda: each.heard[-1:] == b"%d" % number)  # noqa: B023
+            await until(lambda: each.heard[-1:] == b"%d" % number)  # noqa: B023
 
     assert [each.heard for each in clients] == [b"012"] * 5
     for each in clients:
@@ -451,7 +446,7 @@ async def test_what_comes_during_a_visit() -> None:
 
     client.other.send(b"first ")
 
-    await client.until(lambda: client.heard == b"first second")
+    await until(lambda: client.heard == b"first second")
     client.close(held)
 
 
@@ -463,7 +458,7 @@ async def test_the_last_words_and_the_end() -> None:
     client.other.send(b"goodbye")
     client.other.close()
 
-    await client.until(lambda: client.ended)
+    await until(lambda: client.ended)
     assert client.heard == b"goodbye"
     assert client.events & select.EPOLLRDHUP
     client.close(held)
@@ -485,11 +480,11 @@ async def test_writable_again() -> None:
         while client.other.recv(1 << 20):
             pass
     except BlockingIOError:
-        await client.until(lambda: bool(client.events & select.EPOLLOUT))
+        await until(lambda: bool(client.events & select.EPOLLOUT))
     held.watch_writes(client.mine, blocked=False)
     client.events = 0
     client.other.send(b"more")
-    await client.until(lambda: client.heard == b"more")
+    await until(lambda: client.heard == b"more")
 
     assert not client.events & select.EPOLLOUT
     client.close(held)
@@ -505,7 +500,7 @@ async def test_a_forgotten_socket() -> None:
     client.other.send(b"too late")
     another = Reading(held)
     another.other.send(b"hello")
-    await another.until(lambda: another.heard == b"hello")
+    await until(lambda: another.heard == b"hello")
 
     assert client.heard == b""
     client.close(held)
@@ -598,7 +593,7 @@ async def test_a_fault_in_hearing_that_something_has_come() -> None:
     for each in clients:
         each.other.send(b"hello")
     for each in clients[1:]:
-        await each.until(lambda: each.heard == b"hello")  # noqa: B023
+        await until(lambda: each.heard == b"hello")  # noqa: B023
 
     assert failing.mine.fileno() == -1
     for each in clients[1:]:

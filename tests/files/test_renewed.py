@@ -13,7 +13,7 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.files import renewed
 from ratelimit_service.files.renewed import Renewed
 from ratelimit_service.observability.health import Health
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Pair:

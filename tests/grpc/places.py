@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from ratelimit_service.grpc.server import H2Server
@@ -14,15 +13,7 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from tests.grpc.test_addresses import Files
 from tests.grpc.test_transports import RULES
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.001)
-    assert condition(), what
 
 
 class Place:

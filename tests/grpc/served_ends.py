@@ -9,6 +9,7 @@ import asyncio
 
 from ratelimit_service import wire
 from ratelimit_service.eventloop.scheduler import Scheduler
+from ratelimit_service.grpc.call_batch import CallBatch
 from ratelimit_service.grpc.calls import METHODS, ServiceCalls
 from ratelimit_service.grpc.h2 import client, frames
 from ratelimit_service.grpc.h2.budget import Memory
@@ -45,9 +46,9 @@ class Ends:
         self.overload = Overload(self.stats, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
         self.scheduler, self.memory = Scheduler(), Memory()
-        self.connect()
+        self.begin()
 
-    def connect(self) -> None:
+    def begin(self) -> None:
         """Begins a connection; one that there was is left as it is."""
         self.wire = Wire()
         self.served = client.Client(
@@ -56,6 +57,11 @@ class Ends:
         self.served.start()
         self.client = Client()
         self.receive(PREFACE + frames.settings({}) + Client.ack())
+
+    @property
+    def pending(self) -> list[dict[CallBatch, int]]:
+        """Calls that are not decided yet, by priority, and since when: tests let them grow old."""
+        return self.calls._pending.since_us
 
     def receive(self, data: bytes, waited_us: int = 0, *, evenly: bool = True) -> list[int]:
         """Bytes come that have waited; returns the types of the frames that are said then.
@@ -101,4 +107,4 @@ class Beside(Ends):
         self.service, self.tally = first.service, first.tally
         self.overload, self.calls = first.overload, first.calls
         self.scheduler, self.memory = first.scheduler, first.memory
-        self.connect()
+        self.begin()

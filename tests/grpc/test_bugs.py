@@ -17,10 +17,7 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc import calls
 from ratelimit_service.grpc.h2 import runs
 from ratelimit_service.grpc.h2.frames import ErrorCode, FrameType, rst_stream
-from ratelimit_service.http import HttpPort, Shown
-from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
-from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Health
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import CallbackBatch, Refusal
@@ -28,7 +25,9 @@ from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, alwa
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.grpc.served_ends import Ends
 from tests.grpc.transports import TRANSPORTS
-from tests.servers.service import http
+from tests.http.serving import http_port
+from tests.http_client import http
+from tests.nearby import Listener
 from tests.service.asking import Asking, Away, descriptor
 
 RULES = """
@@ -170,7 +169,7 @@ async def test_unknown_wait(
     ends = Ends(asking)
     ends.settle()
     broken.seam = "wait"
-    pending: Any = ends.calls._pending.since_us[0]
+    pending: Any = ends.pending[0]
     pending[ends] = elapsed_us()  # as if others were under way
 
     with caplog.at_level(logging.ERROR):
@@ -299,19 +298,10 @@ async def test_same_connection_goes_on(
 @pytest.mark.parametrize("seam", REFUSED)
 async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
     """Over /json the request ends with 500 and a sentence, and the next one is decided."""
-    metrics = Metrics(
-        Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 0)
-    )
-    admin = HttpPort(
-        asking.settings,
-        asking.service.decide,
-        asking.health,
-        asking.stats,
-        Shown(lambda: asking.rules.snapshot, metrics.render, dict),
-    )
-    sockets = listening.listen("127.0.0.1:0", "HTTP")
-    await admin.start(sockets)
-    url = f"http://127.0.0.1:{listening.port_of(sockets)}/json"
+    admin = http_port(asking)
+    listener = Listener()
+    await admin.start([listener])
+    url = f"http://127.0.0.1:{listener.port}/json"
     body = {"domain": "edge", "descriptors": [{"entries": [{"key": "a", "value": "x"}]}]}
 
     broken.seam = seam

@@ -21,8 +21,8 @@ from ratelimit_service.observability.health import Health
 from tests.grpc.ends import TURN_SECONDS, Calls, Ends, Wire, take_turn, take_turns
 from tests.grpc.h2_client import Client
 from tests.grpc.transports import TRANSPORTS
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
+from tests.waiting import PATIENCE_SECONDS
 
 
 def many(client: Client, count: int, size: int = 100) -> bytes:
@@ -108,7 +108,7 @@ async def test_turns_end_by_themselves() -> None:
 
 async def test_step_of_a_call() -> None:
     """While a call of a client is to be decided in its own turn, what came behind it waits."""
-    ends, client = Ends(), Client()
+    client = Client()
 
     class Stepping(Calls):
         def handle(self, client: served.Client, events: list[Event], visit: Visit) -> None:
@@ -116,7 +116,8 @@ async def test_step_of_a_call() -> None:
             if self.messages[-1:] == [b"large"]:
                 client.in_a_turn_alone(lambda: self.messages.append(b"decided"))
 
-    ends.served._calls = calls = Stepping()
+    calls = Stepping()
+    ends = Ends(calls=calls)
     ends.come(client.headers() + client.data(b"large"))
     take_turn(ends.scheduler)
     ends.come(client.headers() + client.data(b"small"))
@@ -159,12 +160,12 @@ class Failing(Told):
 
 async def test_fault_of_ours_ends_the_connection() -> None:
     """A fault that no call can be blamed for is told, and ends the connection with a word."""
-    ends, client = Ends(), Client()
-    ends.calls = ends.served._calls = Failing()
+    client, failing = Client(), Failing()
+    ends = Ends(calls=failing)
 
     ends.receive(client.headers() + client.data())
 
-    assert ends.calls.errors == ["KeyError('a fault of ours')"]
+    assert failing.errors == ["KeyError('a fault of ours')"]
     assert ends.wire.kinds()[-1] == FrameType.GOAWAY
     assert ends.wire.closed
 
@@ -179,8 +180,8 @@ class Torn(Wire):
 async def test_fault_of_a_socket_ends_its_connection_alone() -> None:
     """Others of the same turn are answered, turns go on, and the torn connection is dropped."""
     scheduler = Scheduler()
-    torn, other = Ends(scheduler=scheduler), Ends(scheduler=scheduler)
-    torn.served._calls = failing = Failing()
+    failing = Failing()
+    torn, other = Ends(scheduler=scheduler, calls=failing), Ends(scheduler=scheduler)
     torn.served.channel = wire = Torn()
 
     torn.come(frames.ping(b"12345678", ack=False))
@@ -251,13 +252,12 @@ class Empty(Wire):
 
 async def test_records_without_contents() -> None:
     """Who sends many is told to calm down; who then goes on is dropped, and heard no more."""
-    ends, client = Ends(), Client()
-    wire = Empty()
+    client, calls, wire = Client(), Told(), Empty()
+    ends = Ends(calls=calls)
     ends.scheduler.unwatch(ends.wire.socket)
     ends.served.channel = wire
     ends.scheduler.watch(wire.socket, ends.served)
     call = client.headers() + client.data(b"call")
-    ends.served._calls = calls = Told()
 
     ends.receive(call)
     assert FrameType.GOAWAY in wire.kinds()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import select
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,12 +20,11 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc import server
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import PREFACE, FrameType
-from ratelimit_service.grpc.h2.life import Leaving
 from ratelimit_service.net.accepting import ConnectionLimiter
 from tests.grpc.h2_client import Client
-from tests.grpc.places import Place, until
+from tests.grpc.places import Place
 from tests.grpc.served_ends import rounds
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 async def test_many_are_told_to_leave(tmp_path: Path) -> None:
@@ -32,12 +32,13 @@ async def test_many_are_told_to_leave(tmp_path: Path) -> None:
     place = Place(tmp_path, given=True, tls=False, limiter=None)
     clients = [await place.client() for _ in range(200)]
     await rounds()
+    for client in clients:
+        assert client.recv(1_000)
     stopping = asyncio.create_task(place.server.stop(600_000_000))
     told = [0]
     while told[-1] < len(clients):
         await asyncio.sleep(0)
-        leaving = (each.connection.life.leaving for each in place.server._clients)
-        told.append(sum(each is not Leaving.STAYING for each in leaving))
+        told.append(len(select.select(clients, (), (), 0)[0]))
 
     assert max(after - before for before, after in pairwise(told)) <= 33
     for client in clients:
@@ -91,7 +92,7 @@ async def test_bounds(tmp_path: Path, limiter: ConnectionLimiter, reason: str) -
     assert await heard(clients) == [True, True, True, False, False]
     assert place.stats.refused_connections == {reason: 2}
     clients[1].close()
-    await until(lambda: place.server.connections == 2, "one to go")
+    await until(lambda: place.server.connections == 2)
     clients.append(await place.client())
     assert await heard(clients[-1:]) == [True]
 
@@ -141,10 +142,10 @@ async def test_the_greediest_is_ended(tmp_path: Path) -> None:
         client.setblocking(True)
         client.sendall(call)
 
-    await until(lambda: memory.held > 24_000, "what they have sent")
+    await until(lambda: memory.held > 24_000)
 
     memory.most = 20_000
-    await until(lambda: place.stats.closed_connections == {"memory": 1}, "its end")
+    await until(lambda: place.stats.closed_connections == {"memory": 1})
 
     assert place.server.connections == 2
     for client in clients:
@@ -169,12 +170,12 @@ async def test_no_more_files(tmp_path: Path) -> None:
     """When no file can be opened connections wait, and are served once one can be."""
     place = Place(tmp_path, given=False, tls=False, limiter=None)
     (await place.client()).close()
-    await until(lambda: place.server.connections == 0, "the first to go")
+    await until(lambda: place.server.connections == 0)
     with closing(socket.socket()) as client:
         client.setblocking(False)
         with no_more_files():
             await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", place.port))
-            await until(lambda: place.stats.refused_connections["no_files"] > 0, "the failure")
+            await until(lambda: place.stats.refused_connections["no_files"] > 0)
             assert place.server.connections == 0
 
         assert await heard([client]) == [True]
@@ -198,9 +199,9 @@ async def test_fault_in_looking_at_a_connection(
 
     monkeypatch.setattr(torn, "look", torn_look)
     monkeypatch.setattr(other, "look", lambda now, _: seen.append(now))
-    await until(lambda: place.server.connections == 1, "the torn one's end")
+    await until(lambda: place.server.connections == 1)
     looks = len(seen)
-    await until(lambda: len(seen) > looks + 2, "more looks")
+    await until(lambda: len(seen) > looks + 2)
 
     for each in clients:
         each.close()

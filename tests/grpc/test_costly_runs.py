@@ -8,6 +8,7 @@ import pytest
 
 from ratelimit_service import wire
 from ratelimit_service.grpc.h2 import frames
+from ratelimit_service.grpc.h2.costs import ANSWERED_US, SAVED_US
 from ratelimit_service.grpc.h2.frames import END_STREAM, ErrorCode, FrameType
 from ratelimit_service.model import Request
 from tests.grpc.counted_work import work_of
@@ -90,7 +91,7 @@ def test_calls_that_do_not_go_on_are_walked_once(older: bytes) -> None:
 def test_what_comes_behind_the_head_of_a_call_has_a_bound(other: bytes) -> None:
     """Any number of frames behind it are handled in pieces, and charged."""
     client = settled()
-    client.connection.budget._spent_us = -200_000  # as a client that has had 2,000 answers
+    client.connection.budget.credit(2_000)
 
     work = pieces(client, split(call(1_001, message(5), USUAL))[0] + other * 30_000, 262_144)
 
@@ -103,7 +104,7 @@ def test_resets_in_a_row_are_handled_in_pieces() -> None:
     client = settled()
     streams = range(1_001, 7_001, 2)
     client.connection.receive(b"".join(call(each, message(5), USUAL) for each in streams))
-    client.connection.budget._spent_us = -320_000
+    client.connection.budget.credit(SAVED_US // ANSWERED_US)
     data = b"".join(frames.rst_stream(each, ErrorCode.CANCEL) for each in streams)
 
     client.connection.receive(data, PIECE)

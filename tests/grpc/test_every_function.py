@@ -39,10 +39,10 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.grpc.ends import come
 from tests.grpc.h2_client import HEADERS
 from tests.grpc.served_ends import Ends, rounds
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Timed, descriptor
 from tests.stores.redis_store import started
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(compiled(), reason="its functions cannot be made to fail then")
 
@@ -187,7 +187,7 @@ class Client:
 
     async def connect(self) -> None:
         """Goes on with a connection of its own, beside what there was."""
-        self.ends.connect()
+        self.ends.begin()
         odd, self.odd = self.odd, False
         await self.settle()
         self.odd = odd
@@ -288,7 +288,7 @@ async def test_each_function_fails_once(client: Client) -> None:
             await client.connect()
         assert await client.is_counted_again(), name
         assert ends.served.undecided == 0, name
-        assert not any(ends.calls._pending.since_us), name
+        assert not any(ends.pending), name
 
     assert functions
 
@@ -330,7 +330,7 @@ async def test_each_function_of_reading_fails_once(reading: Client) -> None:
         served.abort()
         await rounds()
         assert served.undecided == ends.memory.held == 0, name
-        assert not any(ends.calls._pending.since_us), name
+        assert not any(ends.pending), name
 
         ends.served, ends.wire, ends.client = neighbour
         odd, reading.odd = reading.odd, False

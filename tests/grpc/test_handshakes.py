@@ -16,9 +16,9 @@ from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.frames import PREFACE
 from ratelimit_service.grpc.h2.limits import HANDSHAKE_SECONDS
-from tests.grpc.places import Place, until
+from tests.grpc.places import Place
 from tests.grpc.served_ends import rounds
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -28,9 +28,9 @@ async def test_closed_before_the_handshake(tmp_path: Path, given: bool) -> None:
 
     for _ in range(50):
         (await place.client()).close()
-    await until(lambda: place.stats.refused_connections["handshake"] == 50, "50 refusals")
+    await until(lambda: place.stats.refused_connections["handshake"] == 50)
 
-    await until(lambda: place.server.connections == 0, "all to be forgotten")
+    await until(lambda: place.server.connections == 0)
     assert place.gone == (50 if given else 0)
     await asyncio.wait_for(place.server.stop(600_000_000), PATIENCE_SECONDS)
 
@@ -61,14 +61,14 @@ async def test_closed_within_the_handshake(tmp_path: Path, said: bytes) -> None:
                 await rounds()
             seen = max(seen, living() - before)
             client.close()
-        await until(lambda: place.stats.refused_connections["handshake"] == 5, "5 refusals")
+        await until(lambda: place.stats.refused_connections["handshake"] == 5)
         await rounds()
         kept = living() - before
     finally:
         gc.enable()
 
     assert seen > 0 or said.startswith(b"GET")  # which TLS refuses at once
-    await until(lambda: place.server.connections == 0, "all to be forgotten")
+    await until(lambda: place.server.connections == 0)
     assert kept == 0
     await asyncio.wait_for(place.server.stop(600_000_000), PATIENCE_SECONDS)
 
@@ -79,7 +79,7 @@ async def test_handshake_without_end(tmp_path: Path, given: bool) -> None:
     place = Place(tmp_path, given=given, tls=True, limiter=None)
     client = await place.client()
     client.send(b"\x16\x03\x01")
-    await until(lambda: place.server.connections == 1, "the client")
+    await until(lambda: place.server.connections == 1)
     (served,) = place.server._clients
     now = asyncio.get_running_loop().time()
 
@@ -88,7 +88,7 @@ async def test_handshake_without_end(tmp_path: Path, given: bool) -> None:
     for _ in range(2):
         served.look(now + HANDSHAKE_SECONDS + 1, 0)
 
-    await until(lambda: place.server.connections == 0, "it to be forgotten")
+    await until(lambda: place.server.connections == 0)
     assert place.stats.refused_connections["handshake"] == 1
     client.close()
     await place.server.stop(0)
@@ -101,8 +101,8 @@ async def test_handshake_that_fails(tmp_path: Path, given: bool) -> None:
     client = await place.client()
     client.send(b"GET / HTTP/1.1\r\n\r\n")
 
-    await until(lambda: place.stats.refused_connections["handshake"] == 1, "the refusal")
-    await until(lambda: place.server.connections == 0, "it to be forgotten")
+    await until(lambda: place.stats.refused_connections["handshake"] == 1)
+    await until(lambda: place.server.connections == 0)
 
     client.close()
     await rounds()
@@ -126,7 +126,7 @@ async def test_handshake(tmp_path: Path, given: bool) -> None:
     assert place.server.connections == 1
     writer.close()
 
-    await until(lambda: place.server.connections == 0, "the client to be forgotten")
+    await until(lambda: place.server.connections == 0)
     await place.server.stop(0)
 
 
@@ -193,7 +193,7 @@ async def test_many_handshakes(tmp_path: Path) -> None:
     assert place.stats.refused_connections["handshake"] == 0
     for client in clients:
         client.close()
-    await until(lambda: place.server.connections == 0, "all to go")
+    await until(lambda: place.server.connections == 0)
     assert place.stats.refused_connections["handshake"] == 0
     await place.server.stop(0)
 
@@ -216,7 +216,7 @@ async def test_first_bytes_together_with_the_handshake(tmp_path: Path) -> None:
             await asyncio.sleep(0)
             found += client.told()
     client.close()
-    await until(lambda: place.server.connections == 0, "its end")
+    await until(lambda: place.server.connections == 0)
     await place.server.stop(0)
 
 

@@ -47,7 +47,7 @@ async def test_time_in_the_store_counts(tmp_path: Path) -> None:
     ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.client.encoder.header_table_size = 0
     ends.receive(ends.frames("100S"))
-    usual = ends.calls._pending.since_us[0]
+    usual = ends.pending[0]
     (oldest,) = usual
 
     usual[oldest] -= 60_000_000
@@ -74,7 +74,7 @@ async def test_who_has_many_calls_under_way_comes_after_others(tmp_path: Path) -
     for _ in range(60):
         a_few.receive(b"".join(a_few.frames("100S") for _ in range(15)))
     counts = [len(requests) for requests, *_ in store.waiting]
-    for batches in at_once.calls._pending.since_us[1:]:
+    for batches in at_once.pending[1:]:
         for each in batches:
             batches[each] -= 90_000_000
     said = other.receive(other.frames("100S"), waited_us=10_000_000)

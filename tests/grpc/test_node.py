@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import need
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import ServiceProcess
+from tests.waiting import PATIENCE_SECONDS
 
 DIRECTORY = Path(__file__).parents[2] / ".tools" / "node"
 SCRIPT = Path(__file__).with_name("client.js")

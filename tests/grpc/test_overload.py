@@ -126,8 +126,8 @@ async def test_a_long_wait_shows_in_health(tmp_path: Path) -> None:
     store = Holding()
     ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.call(timeout="1m")
-    (waiting,) = ends.calls._pending.since_us[0]
-    ends.calls._pending.since_us[0][waiting] -= 1_100_000
+    (waiting,) = ends.pending[0]
+    ends.pending[0][waiting] -= 1_100_000
     ends.calls.look()
     assert list(ends.health.faults) == ["waiting"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.connection import Calls
-from ratelimit_service.grpc.h2.costs import SAVED_US
+from ratelimit_service.grpc.h2.costs import ANSWERED_US, SAVED_US
 from ratelimit_service.grpc.h2.frames import END_HEADERS, END_STREAM, ErrorCode, FrameType
 from tests.grpc.h2_client import Client, messages
 from tests.grpc.many_calls import BLOCKS, block, call, message, split
@@ -93,7 +93,7 @@ def of_unknown_methods(client: Client) -> list[int]:
     """More streams than we remember, each answered at once."""
     streams = range(103, 703, 2)
     headers = block("20m", "/no/such")
-    client.connection.budget._spent_us = -SAVED_US
+    client.connection.budget.credit(SAVED_US // ANSWERED_US)
     client.connection.receive(
         b"".join(frames.frame(FrameType.HEADERS, END_HEADERS, each, headers) for each in streams)
     )

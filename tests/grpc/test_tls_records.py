@@ -11,9 +11,9 @@ import pytest
 from ratelimit_service.grpc.h2.frames import PREFACE, ping, settings
 from ratelimit_service.net.channel import empty_records
 from tests.grpc.h2_client import Client
-from tests.grpc.places import Place, until
-from tests.servers.process import PATIENCE_SECONDS
+from tests.grpc.places import Place
 from tests.servers.tls_records import TlsRecords
+from tests.waiting import PATIENCE_SECONDS, until
 
 KEY_UPDATE_BYTES = 27
 
@@ -90,7 +90,7 @@ async def test_others_beside_changes_of_keys(tmp_path: Path) -> None:
     assert place.stats.closed_connections == {}
     for each in (client, other):
         each.records.end.close()
-    await until(lambda: place.server.connections == 0, "their end")
+    await until(lambda: place.server.connections == 0)
     await place.server.stop(0)
 
 
@@ -107,7 +107,7 @@ async def test_changes_of_keys_without_end(tmp_path: Path, asks: bool) -> None:
         await asyncio.sleep(0)
         client.hears()
 
-    await until(lambda: place.server.connections == 0, "its end")
+    await until(lambda: place.server.connections == 0)
     assert place.stats.closed_connections == {"flood_records": 1}
     client.records.end.close()
     await place.server.stop(0)
@@ -137,7 +137,7 @@ async def test_calls_in_tiny_records(tmp_path: Path) -> None:
     assert place.stats.closed_connections == {}
     assert place.server.connections == 1
     records.end.close()
-    await until(lambda: place.server.connections == 0, "its end")
+    await until(lambda: place.server.connections == 0)
     await place.server.stop(0)
 
 

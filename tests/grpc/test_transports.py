@@ -21,8 +21,8 @@ from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from ratelimit_service.wire.reservations import RESERVING_SERVICE
 from tests.grpc.transports import TRANSPORTS
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking, Busy, Timed, descriptor
+from tests.waiting import PATIENCE_SECONDS
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
 ReflectionRequest = reflection_pb2.ServerReflectionRequest

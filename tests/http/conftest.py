@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from ratelimit_service.decision_log.line import lines_of
 from ratelimit_service.http import AdminListener, Operating, feed
 from ratelimit_service.metrics import Sources
 from ratelimit_service.model import Code
-from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides.following import Overrides
@@ -27,7 +27,8 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.queues import Queues
 from tests.cli.inside import Inside, Printed
-from tests.servers.service import HTTPAnswer, http
+from tests.http_client import HTTPAnswer, http
+from tests.nearby import Listener
 from tests.service.asking import Asking
 
 RULES = """
@@ -68,7 +69,6 @@ class AdminSite:
         directory: Path,
         settings: Settings,
         rules: str,
-        at: str,
         queues: Queues | None = None,
     ) -> None:
         directory.mkdir(exist_ok=True)
@@ -78,7 +78,6 @@ class AdminSite:
         self.version = "1"
         self.workers: list[dict[str, object]] = []
         self.asking = asking = Asking(directory, rules, settings=settings)
-        self._at = at
         self.operating = Operating(
             settings,
             lambda: asking.rules.snapshot,
@@ -118,9 +117,13 @@ class AdminSite:
             shard_states=lambda: self.shards,
         )
 
-    async def start(self) -> None:
-        sockets = listening.listen(self._at, "admin")
-        self.port = listening.port_of(sockets)
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Serves at a listening socket of this process alone, or where others listen."""
+        if not sockets:
+            self.near = Listener()
+            sockets = [self.near]
+        first = sockets[0]
+        self.port = 0 if first.family == socket.AF_UNIX else first.getsockname()[1]
         await self.listener.start(sockets)
         self.asking.health.enter(Phase.SERVING)
 
@@ -178,10 +181,12 @@ async def start_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     async with AsyncExitStack() as stack:
 
         async def start(
-            settings: Settings | None = None, rules: str = RULES, at: str = "127.0.0.1:0"
+            settings: Settings | None = None,
+            rules: str = RULES,
+            sockets: Sequence[socket.socket] = (),
         ) -> AdminSite:
-            site = AdminSite(tmp_path / "rules", settings or Settings(), rules, at)
-            await site.start()
+            site = AdminSite(tmp_path / "rules", settings or Settings(), rules)
+            await site.start(sockets)
             stack.push_async_callback(site.listener.close)
             return site
 

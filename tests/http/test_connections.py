@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import web
 
 from ratelimit_service import wire
 from ratelimit_service.http import connections
@@ -21,6 +21,7 @@ from ratelimit_service.http.origin import is_ours
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
 from tests.http.test_http import REQUEST, Site
+from tests.waiting import until
 
 BODY = json.dumps(REQUEST).encode()
 TYPED = "Content-Type: application/json"
@@ -49,7 +50,7 @@ class Caller:
 
     @classmethod
     async def of(cls, site: Site) -> Caller:
-        caller = cls(*await asyncio.open_connection("127.0.0.1", site.port))
+        caller = cls(*await site.listener.connected())
         CALLERS.append(caller)
         return caller
 
@@ -92,9 +93,7 @@ class Caller:
 
 
 async def until_open(site: Site, number: int) -> None:
-    async with asyncio.timeout(30):
-        while len(site.admin.connections) != number:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(site.admin.connections) == number)
 
 
 def hits(site: Site) -> int:
@@ -128,11 +127,12 @@ async def test_only_programs_ask(site: Site, lines: list[str], status: int) -> N
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_who_looks_at_json_is_told_to_post(site: Site, method: str) -> None:
     """A decision is asked for by POST, and a browser that opens the path is told so."""
-    async with ClientSession() as session:
-        url = f"http://127.0.0.1:{site.port}/json"
-        async with session.request(method, url) as answer:
-            assert (answer.status, answer.headers["Allow"]) == (405, "POST")
-            assert "POST" in await answer.text() or method == "HEAD"
+    caller = await Caller.of(site)
+    await caller.send(f"{method} /json HTTP/1.1", "Host: localhost", "Connection: close", "")
+    head, _, text = (await caller.reader.read()).partition(b"\r\n\r\n")
+
+    assert (head.split()[1], b"Allow: POST" in head.splitlines()) == (b"405", True)
+    assert b"POST" in text or method == "HEAD"
 
 
 @pytest.mark.parametrize(
@@ -339,9 +339,7 @@ async def test_connections_are_bounded(site: Site, monkeypatch: pytest.MonkeyPat
     waiting = []
     for _ in range(10):
         waiting.append(await Caller.of(site))
-        async with asyncio.timeout(30):
-            while sum(site.asking.stats.http_closed.values()) < len(waiting) - 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: sum(site.asking.stats.http_closed.values()) >= len(waiting) - 2)
 
     for gone in waiting[:-2]:
         assert await gone.ended()
@@ -413,9 +411,9 @@ async def test_crowded_at_any_moment(
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
     head = "\r\n".join((*BEGUN, "", "")).encode()
     for rounds in range(5):
-        with socket.create_connection(("127.0.0.1", site.port)) as first:
+        with site.listener.connection() as first:
             await until_open(site, 1)
-            with socket.create_connection(("127.0.0.1", site.port)):
+            with site.listener.connection():
                 for _ in range(rounds):
                     await asyncio.sleep(0)
                 first.sendall(head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 from ratelimit_service.http import feed
 from ratelimit_service.http.console import console_files
 from ratelimit_service.model import Code
+from ratelimit_service.net import listening
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import ShardState
 from tests.http.conftest import AdminSite, StartSite
 from tests.servers.chromium import Chromium
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 EVIL = "<img src=x onerror=alert(1)>"
 TYPED = EVIL.replace("=", "\\=")
@@ -112,11 +114,16 @@ async def chosen(chromium: Chromium, rows: str, what: str, form: str, element: s
     return await asyncio.to_thread(chromium.run, f"[{at}, {values}]")
 
 
+def at_port(port: int = 0) -> list[socket.socket]:
+    """Where another process finds the listener."""
+    return listening.listen(f"127.0.0.1:{port}", "admin")
+
+
 async def goes_on(chromium: Chromium, site: AdminSite, start_site: StartSite) -> None:
     """Ends a service; the page says so, and goes on with the next one at the same place."""
     await site.listener.close()
     await shown(chromium, text_of("#state"), lambda result: result == "no answer, trying again")
-    again = await start_site(site.operating.settings, at=f"127.0.0.1:{site.port}")
+    again = await start_site(site.operating.settings, sockets=at_port(site.port))
     again.version = "2"
     await shown(chromium, text_of("#state"), lambda result: result == "serving")
     await shown(chromium, NEWER)
@@ -135,7 +142,8 @@ async def test_in_chromium(
     monkeypatch.setattr(feed, "_SECONDS", 0.5)
     tokens = tmp_path / "tokens"
     await asyncio.to_thread(tokens.write_text, f"write {TOKEN} alice\n")
-    site = await start_site(Settings(admin_token_file=str(tokens), store=RING))
+    settings = Settings(admin_token_file=str(tokens), store=RING)
+    site = await start_site(settings, sockets=at_port())
     site.shards += [
         ShardState(EVIL, "shard", EVIL, False, 250, 2, 1, 3),
         ShardState(EVIL, "shard", "", True, None, 0, 4, 3),
@@ -198,7 +206,7 @@ async def test_rows_fill_forms(
     Of a grant it is shown what is left, and of each change who made it.
     """
     monkeypatch.setattr(feed, "_SECONDS", 0.5)
-    site = await start_site()
+    site = await start_site(sockets=at_port())
     await asyncio.to_thread(chromium.visit, f"{site.url}/")
     await shown(chromium, text_of("#ok"), lambda result: result == "0")
     for _ in range(3):

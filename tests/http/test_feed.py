@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from ratelimit_service.http.feed import Feed
@@ -21,24 +19,28 @@ from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire import encode_request
 from tests.http.conftest import AdminSite, StartSite
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Heard, descriptor
 from tests.service.overriding import BAN, override
+from tests.waiting import PATIENCE_SECONDS
 
 Event = tuple[str, Any]
 Messages = dict[float, Mapping[str, Any]]
 
 
 @asynccontextmanager
-async def events(site: AdminSite) -> AsyncIterator[AsyncIterator[Event]]:
+async def events(site: AdminSite, *headers: str) -> AsyncIterator[AsyncIterator[Event]]:
     """The events of a page that watches."""
-    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/events") as answer:
-        yield read(answer)
+    reader, writer = await site.near.connected()
+    head = ("GET /events HTTP/1.0", "Host: localhost", *headers, "", "")
+    writer.write("\r\n".join(head).encode())
+    await reader.readuntil(b"\r\n\r\n")
+    yield read(reader)
+    writer.close()
 
 
-async def read(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+async def read(answer: asyncio.StreamReader) -> AsyncIterator[Event]:
     kind = ""
-    async for line in answer.content:
+    async for line in answer:
         name, _, text = line.decode().rstrip("\n").partition(": ")
         if name == "event":
             kind = text
@@ -77,11 +79,9 @@ async def test_a_stream_ends_with_its_token(start_site: StartSite, tmp_path: Pat
     tokens, text = tmp_path / "tokens", "r" * 16
     tokens.write_text(f"read {text}\n")
     site = await start_site(Settings(admin_token_file=str(tokens)))
-    renewed, bearer = site.listener.access.tokens, {"Authorization": f"Bearer {text}"}
+    renewed = site.listener.access.tokens
     assert renewed is not None
-    url = f"{site.url}/events"
-    async with aiohttp.ClientSession(headers=bearer) as session, session.get(url) as answer:
-        stream = read(answer)
+    async with events(site, f"Authorization: Bearer {text}") as stream:
         await message_with(stream, "serving")
         await asyncio.to_thread(tokens.write_text, f"read {text}x\n")
         for _ in range(2):
@@ -162,21 +162,18 @@ async def test_streams_end(admin: AdminSite, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_who_does_not_read_is_let_go(
-    start_site: StartSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    admin: AdminSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page that takes no events any more holds no place, though its connection stays open."""
     monkeypatch.setattr(console, "WRITE_SECONDS", 0.1)
-    path = tmp_path / "admin.sock"
-    site = await start_site(at=f"unix:{path}")
     bans = [replace(override(BAN, f"user={n}"), reason="x" * 500) for n in range(500)]
-    await site.overrides.change(bans, [])
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
+    await admin.overrides.change(bans, [])
+    with admin.near.connection() as client:
         client.send(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not len(site.listener.connections):
+            while not len(admin.listener.connections):
                 await asyncio.sleep(0.01)
-            while len(site.listener.connections):
+            while len(admin.listener.connections):
                 await asyncio.sleep(0.01)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.grpc.tls import TLS
-from ratelimit_service.http import HttpPort, Shown
-from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import SECOND_US, CountDenied, FailurePolicy
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
-from tests.servers.service import HTTPAnswer, http
+from tests.http.serving import http_port
+from tests.http_client import HTTPAnswer, http
+from tests.nearby import Listener
 from tests.service.asking import Asking, Away
 from tests.service.overriding import BAN, override
 
@@ -38,24 +39,14 @@ class Site:
 
     def __init__(self, directory: Path, settings: Settings, store: Store | None) -> None:
         self.asking = asking = Asking(directory, RULES, settings=settings, store=store)
-        metrics = Metrics(
-            Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 7)
-        )
-        self.admin = HttpPort(
-            settings,
-            asking.service.decide,
-            asking.health,
-            asking.stats,
-            Shown(lambda: asking.rules.snapshot, metrics.render, lambda: {"pid": 7}),
-        )
+        self.admin = http_port(asking)
 
     async def start(self, tls: TLS | None = None) -> None:
-        sockets = listening.listen("127.0.0.1:0", "HTTP")
-        self.port = listening.port_of(sockets)
-        await self.admin.start(sockets, tls)
+        self.listener = Listener()
+        await self.admin.start([self.listener], tls)
 
     async def ask(self, path: str, body: object = None, **headers: str) -> HTTPAnswer:
-        url = f"http://127.0.0.1:{self.port}{path}"
+        url = f"http://127.0.0.1:{self.listener.port}{path}"
         return await asyncio.to_thread(http, url, body, headers)
 
 
@@ -226,7 +217,7 @@ async def test_other_paths(site: Site) -> None:
 
 async def raw_answer(site: Site, data: bytes) -> bytes:
     """What the port answers to these bytes, after which nothing more is sent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    reader, writer = await site.listener.connected()
     writer.write(data)
     writer.write_eof()
     answer = await reader.read()
@@ -298,10 +289,12 @@ async def test_fault_of_ours(site: Site, caplog: pytest.LogCaptureFixture) -> No
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_port_in_use(site: Site) -> None:
+def test_port_in_use() -> None:
     """A port that is taken is an error that names it and the flag."""
-    with pytest.raises(TransportError, match=f"{site.port}: .*--http"):
-        listening.listen(f"127.0.0.1:{site.port}", "HTTP")
+    (taken,) = listening.listen("127.0.0.1:0", "HTTP")
+    port = listening.port_of([taken])
+    with closing(taken), pytest.raises(TransportError, match=f"{port}: .*--http"):
+        listening.listen(f"127.0.0.1:{port}", "HTTP")
 
 
 async def samples(site: Site) -> dict[str, float]:

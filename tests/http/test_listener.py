@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import StoreError, TransportError
+from ratelimit_service.net import listening
 from ratelimit_service.runtime.admin_port import AdminPort, check_admin_free
 from ratelimit_service.service.questions import About, Deciding, Question, QuestionError
 from ratelimit_service.service.questions.registry import QUESTIONS
@@ -114,7 +115,8 @@ async def test_default_that_is_taken(
     admin: AdminSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the default is taken the log says so, and nothing is open; what was asked for must be."""
-    taken = f"127.0.0.1:{admin.port}"
+    (listens,) = listening.listen("127.0.0.1:0", "admin")
+    taken = f"127.0.0.1:{listening.port_of([listens])}"
     monkeypatch.setattr("ratelimit_service.runtime.admin_port.ADMIN_ADDRESS_BY_DEFAULT", taken)
     port = AdminPort(admin.operating)
     check_admin_free(admin.operating.settings)
@@ -126,6 +128,7 @@ async def test_default_that_is_taken(
     assert "the service runs without an admin listener: cannot open the admin port" in caplog.text
     with pytest.raises(TransportError, match="choose another with --admin HOST:PORT"):
         check_admin_free(Settings(admin=taken))
+    listens.close()
 
 
 async def test_unix_socket(admin: AdminSite, tmp_path: Path) -> None:

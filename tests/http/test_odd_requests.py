@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.http.pages import Pages
-from ratelimit_service.net import listening
 from ratelimit_service.settings import Settings
 from tests.http.conftest import StartSite
+from tests.nearby import Listener
 
 TOKEN = "w" * 16
 MANY = b"9" * 5_000
@@ -35,9 +35,9 @@ ODD = {
 }
 
 
-async def answered(port: int, line: bytes, headers: bytes) -> bytes:
+async def answered(at: Listener, line: bytes, headers: bytes) -> bytes:
     """All that a port says to one request."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await at.connected()
     writer.write(line + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers)
     writer.write(b"\r\n")
     answer = await reader.read()
@@ -65,7 +65,7 @@ async def test_odd_requests_are_refused(
         session = await site.ask("/session", {"token": TOKEN})
         cookie = session.headers["set-cookie"].partition(";")[0]
         headers += b"Content-Length: 2\r\nCookie: " + cookie.encode() + b"\r\n"
-    answer = await answered(site.port, line, headers)
+    answer = await answered(site.near, line, headers)
 
     assert answer.partition(b"\r\n")[0].split()[1] == str(status).encode(), answer
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
@@ -74,11 +74,10 @@ async def test_odd_requests_are_refused(
 async def test_what_only_shows_pages_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever sends something to a port of pages is told that it cannot be done."""
     port = Pages({}, "", Counter())
-    sockets = listening.listen("127.0.0.1:0", "debug")
-    await port.start(sockets)
+    listener = Listener()
+    await port.start([listener])
     headers = (b"", b"Expect: \xff\r\n")
-    number = listening.port_of(sockets)
-    answers = [await answered(number, b"POST /stats", each) for each in headers]
+    answers = [await answered(listener, b"POST /stats", each) for each in headers]
     await port.close()
 
     assert [each.split()[1] for each in answers] == [b"405", b"417"]

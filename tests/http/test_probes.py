@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -78,10 +77,10 @@ async def test_full_load(site: Site, path: str) -> None:
     """A probe on a new connection is answered before others that have sent more than it."""
     site.asking.health.enter(Phase.SERVING)
     request = f"GET {path} HTTP/1.1\r\nHost: probe\r\n\r\n".encode()
-    many = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(100)]
+    many = [await site.listener.connected() for _ in range(100)]
     for _, writer in many:
         writer.write(BODY_IN_CHUNKS)
-    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    reader, writer = await site.listener.connected()
     writer.write(request)
 
     assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"

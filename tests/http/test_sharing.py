@@ -18,8 +18,8 @@ from ratelimit_service.http import connections
 from ratelimit_service.settings import Settings
 from tests.grpc.test_addresses import Files
 from tests.http.test_http import Site
+from tests.waiting import PATIENCE_SECONDS, until
 
-PATIENCE_SECONDS = 30
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -32,7 +32,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def connected(site: Site, number: int) -> list[Ends]:
-    return [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(number)]
+    return [await site.listener.connected() for _ in range(number)]
 
 
 async def test_many_late_connections(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +121,7 @@ class Secured:
         await self.site.start(tls)
 
     async def connected(self) -> Ends:
-        return await asyncio.open_connection(
-            "127.0.0.1", self.site.port, ssl=self.client, server_hostname="localhost"
-        )
+        return await self.site.listener.connected(tls=self.client)
 
 
 @pytest.fixture
@@ -145,9 +143,7 @@ async def test_requests_over_tls(secured: Secured) -> None:
             assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(2) == b"OK"
     writer.close()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(secured.site.admin.connections):
-            await asyncio.sleep(0.001)
+    await until(lambda: not len(secured.site.admin.connections))
     assert secured.site.asking.stats.http_closed == {}
 
 

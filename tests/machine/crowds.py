@@ -18,11 +18,12 @@ from tests.machine.in_redis import LEAST_LIFE_S, InCluster, InRedis
 from tests.machine.losing import Failing, LosingShards
 from tests.machine.machine import Machine
 from tests.machine.under_way import MANY, Bounds, Call, in_some_order, parts_of
-from tests.machine.ways import CHARGED, until, well
+from tests.machine.ways import CHARGED, well
 from tests.machine.world import Told, UnderWay
 from tests.servers.cluster import SLOTS, SharedCluster, SlotMove
 from tests.servers.proxy import Proxy
 from tests.stores.cases import hearing
+from tests.waiting import until
 
 SLOW_MS = 20
 """For how long servers that are slow, or are about to be lost, do nothing."""

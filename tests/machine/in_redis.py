@@ -22,11 +22,12 @@ from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.processes import PROCESSES
-from tests.machine.ways import Way, until, well
+from tests.machine.ways import Way, well
 from tests.machine.world import Told, World
 from tests.servers.cluster import SLOTS, SharedCluster
 from tests.stores.cases import T
 from tests.stores.redis_store import started
+from tests.waiting import until
 
 LEAST_LIFE_S = 0.9
 """A key lives for a second at least in Redis, whose time is not the walk's."""

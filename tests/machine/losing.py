@@ -12,11 +12,12 @@ from ratelimit_service.stores import Store
 from ratelimit_service.stores.redis import RedisStore
 from tests.machine.in_redis import InCluster, InRedis, InRing
 from tests.machine.meaning import Alone, Away, Identity
-from tests.machine.ways import Way, until
+from tests.machine.ways import Way
 from tests.servers.cluster import SLOTS, SharedCluster
 from tests.servers.process import wait_until
 from tests.servers.redis import SharedRedis
 from tests.stores.redis_store import started
+from tests.waiting import until
 
 
 class Failing(InRedis):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ratelimit_service.model import Hit
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.shard import Shard
 from tests.servers.proxy import Proxy
+from tests.waiting import until
 
 CHARGED = re.compile(rb"\$\d+\r\n\0\0")
 """How the reply to a script call begins that charges: with a number in which there is room."""
@@ -27,11 +28,6 @@ def owes(shard: Shard) -> bool:
 def well(shard: Shard) -> bool:
     """Whether a shard's server can be asked, and knows all that was counted without it."""
     return shard.available and not owes(shard)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 class Way:

@@ -25,9 +25,11 @@ from ratelimit_service.rules.match import match
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings
-from tests.servers.process import PATIENCE_SECONDS, free_port
+from tests.http_client import http
+from tests.servers.process import free_port
 from tests.servers.redis import SharedRedis
-from tests.servers.service import ServiceProcess, http
+from tests.servers.service import ServiceProcess
+from tests.waiting import PATIENCE_SECONDS
 
 RULES = """
 domain: ns/gw/http

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import ExitStack, closing
 
 from ratelimit_service.net.accepting import Acceptor
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 
 async def test_connections_are_taken_a_few_at_a_time() -> None:

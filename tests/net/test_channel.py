@@ -162,12 +162,12 @@ class TlsClient:
         context = ssl.create_default_context(cafile=str(files.ca))
         context.set_alpn_protocols(["h2"])
         self.end = end
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self._in, self._out, server_hostname="localhost")
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
 
     def shake(self) -> None:
         """The next step of the handshake."""
-        self._in.write(received(self.end))
+        self.incoming.write(received(self.end))
         with suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
         self.flush()
@@ -177,11 +177,11 @@ class TlsClient:
         self.flush()
 
     def flush(self) -> None:
-        if self._out.pending:
-            self.end.send(self._out.read())
+        if self.outgoing.pending:
+            self.end.send(self.outgoing.read())
 
     def hear(self) -> bytes:
-        self._in.write(received(self.end))
+        self.incoming.write(received(self.end))
         found = b""
         with suppress(ssl.SSLWantReadError):
             while data := self.tls.read(1 << 16):
@@ -250,7 +250,7 @@ def test_tls_in_any_pieces(tls: TlsChannel, client: TlsClient) -> None:
             data = chance.randbytes(chance.choice((1, 2, 300, 16_384)))
             client.tls.write(data)
             sent += data
-        data = client._out.read()
+        data = client.outgoing.read()
         while data:
             size = chance.choice((1, 3, 700, 40_000, 65_536))
             client.end.send(data[:size])
@@ -297,7 +297,7 @@ def test_our_goodbye(tls: TlsChannel, client: TlsClient) -> None:
     tls.write(b"last words")
     tls.end()
 
-    client._in.write(received(client.end))
+    client.incoming.write(received(client.end))
     assert client.tls.read(100) == b"last words"
     assert client.tls.read(100) == b""
 
@@ -344,7 +344,7 @@ def test_a_damaged_record(tls: TlsChannel, client: TlsClient) -> None:
     """A record that was changed on its way ends the connection; those before it are read."""
     client.say(b"whole")
     client.tls.write(b"changed")
-    data = bytearray(client._out.read())
+    data = bytearray(client.outgoing.read())
     data[-1] ^= 1
     client.end.send(data)
     tls.more = True

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from ratelimit_service.grpc.server import H2Server
 from ratelimit_service.grpc.tls import TLS
-from ratelimit_service.http import HttpPort, Shown
-from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.net import listening
 from ratelimit_service.observability.health import Phase
 from ratelimit_service.settings import Settings
+from tests.http.serving import http_port
 from tests.service.asking import Asking
 
 __all__ = ["Live"]
@@ -31,8 +30,8 @@ class Live:
         grpc: str = "127.0.0.1:0",
         tls: TLS | None = None,
     ) -> None:
-        self._settings = settings or Settings(json_refunds=True, decision_metadata=True)
-        self.asking = Asking(directory, rules, settings=self._settings)
+        settings = settings or Settings(json_refunds=True, decision_metadata=True)
+        self.asking = Asking(directory, rules, settings=settings)
         self._grpc, self._tls = grpc, tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -51,14 +50,7 @@ class Live:
         asking = self.asking
         self._server = H2Server(self._grpc, asking.service, asking.health, tls=self._tls)
         self.grpc_port = await self._server.start()
-        sources = Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 0)
-        self._admin = HttpPort(
-            self._settings,
-            asking.service.decide,
-            asking.health,
-            asking.stats,
-            Shown(lambda: asking.rules.snapshot, Metrics(sources).render, dict),
-        )
+        self._admin = http_port(asking)
         sockets = listening.listen("127.0.0.1:0", "HTTP")
         self.http_port = listening.port_of(sockets)
         await self._admin.start(sockets, self._tls and replace(self._tls, protocols=()))

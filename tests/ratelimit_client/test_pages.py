@@ -21,7 +21,8 @@ import uvicorn
 from ratelimit_client import Limiter
 from tests.cli.inside import Inside
 from tests.ratelimit_client.live import Live
-from tests.servers.process import PATIENCE_SECONDS, free_port, wait_until
+from tests.servers.process import free_port, wait_until
+from tests.waiting import PATIENCE_SECONDS
 
 TOP = Path(__file__).parents[2]
 CLIENTS = (TOP / "docs" / "clients.md").read_text()

@@ -16,7 +16,8 @@ import pytest
 from ratelimit_client import SyncLimiter
 from tests.conftest import need
 from tests.ratelimit_client.live import Live
-from tests.servers.process import PATIENCE_SECONDS, free_port
+from tests.servers.process import free_port
+from tests.waiting import PATIENCE_SECONDS
 
 TOP = Path(__file__).parents[2]
 TOOLS = TOP / ".tools"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
 from tests.servers.management import ManagementServer
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import until
 
 
 class Client:
@@ -32,13 +32,8 @@ class Client:
         snapshot = self.rules.snapshot
         return {name: [rule.path for rule in each.rules] for name, each in snapshot.domains.items()}
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0.005)
-
     async def until_domains(self, domains: dict[str, list[str]]) -> None:
-        await self.until(lambda: self.domains == domains)
+        await until(lambda: self.domains == domains)
 
     async def send(self, server: ManagementServer, version: str, *resources: bytes) -> Any:
         return await asyncio.to_thread(server.send, version, *resources)

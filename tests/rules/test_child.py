@@ -22,7 +22,8 @@ from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.source import LastGoodFiles, SourceContent
 from ratelimit_service.rules.tree import Rule, Snapshot, walk
-from tests.servers.process import PATIENCE_SECONDS, running
+from tests.servers.process import running
+from tests.waiting import PATIENCE_SECONDS
 
 LIMIT = "{unit: day, requests_per_unit: 5}"
 

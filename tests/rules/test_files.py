@@ -15,7 +15,7 @@ from ratelimit_service.files.whole_file import read_whole
 from ratelimit_service.rules import files, from_files, watch
 from ratelimit_service.rules.lint import lint
 from tests.rules.test_load import BAD, Directory, file_of
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -367,9 +367,9 @@ async def test_watcher_that_dies(directory: Directory, monkeypatch: pytest.Monke
     directory.write(a=file_of("one", "y"))
     watching = asyncio.create_task(watch.watch(directory.rules))
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while directory.domains != {"one": ["y"]} or deaths or directory.health.faults:
-            await asyncio.sleep(0.001)
+    await until(
+        lambda: directory.domains == {"one": ["y"]} and not deaths and not directory.health.faults
+    )
 
     assert any("does not tell of changed rules" in fault for fault in faults)
     assert all("\n" not in fault for fault in faults)

@@ -13,7 +13,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import LoadPolicy, Rules
 from ratelimit_service.rules.watch import watch
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import until
 
 
 def file_of(domain: str, *keys: str, requests: int = 1) -> str:
@@ -247,10 +247,8 @@ def test_lint_merges_the_files_of_a_path(directory: Directory) -> None:
     assert lint([directory.path / "a.yaml", directory.path / "b.yaml"]).problems == ()
 
 
-async def until(directory: Directory, domains: dict[str, list[str]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while directory.domains != domains:
-            await asyncio.sleep(0.01)
+async def until_domains(directory: Directory, domains: dict[str, list[str]]) -> None:
+    await until(lambda: directory.domains == domains)
 
 
 async def test_watch(directory: Directory) -> None:
@@ -260,18 +258,16 @@ async def test_watch(directory: Directory) -> None:
     await asyncio.sleep(0)
 
     directory.write(a=file_of("one", "edited"))
-    await until(directory, {"one": ["edited"]})
+    await until_domains(directory, {"one": ["edited"]})
     beside = directory.path / ".a.yaml.swp"
     beside.write_text(file_of("one", "replaced"))
     beside.rename(directory.path / "a.yaml")
-    await until(directory, {"one": ["replaced"]})
+    await until_domains(directory, {"one": ["replaced"]})
     (directory.path / "sub").mkdir()
     (directory.path / "sub" / "b").write_text(file_of("two", "x"))
-    await until(directory, {"one": ["replaced"], "two": ["x"]})
+    await until_domains(directory, {"one": ["replaced"], "two": ["x"]})
     (directory.path / "a.yaml").unlink()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while "rules" not in directory.health.faults:
-            await asyncio.sleep(0.01)
+    await until(lambda: "rules" in directory.health.faults)
 
     assert "a.yaml: this file has vanished" in directory.health.faults["rules"]
     assert directory.domains == {"one": ["replaced"], "two": ["x"]}
@@ -297,7 +293,7 @@ async def test_watch_of_a_config_map(tmp_path: Path) -> None:
 
     publish("v2", file_of("edge", "two"))
 
-    await until(directory, {"edge": ["two"]})
+    await until_domains(directory, {"edge": ["two"]})
     watching.cancel()
 
 
@@ -312,5 +308,5 @@ async def test_watch_of_a_single_file(tmp_path: Path) -> None:
     (tmp_path / "new").write_text(file_of("edge", "two"))
     (tmp_path / "new").replace(path)
 
-    await until(directory, {"edge": ["two"]})
+    await until_domains(directory, {"edge": ["two"]})
     watching.cancel()

@@ -18,7 +18,7 @@ from ratelimit_service.rules.watch import watch
 from ratelimit_service.settings import Settings
 from tests.rules.from_command import FromCommand
 from tests.rules.test_load import file_of
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture(autouse=True)

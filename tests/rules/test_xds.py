@@ -25,7 +25,8 @@ from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
 from tests.rules.following import Client, following
 from tests.servers.management import ManagementServer, config
-from tests.servers.process import PATIENCE_SECONDS, free_port, running
+from tests.servers.process import free_port, running
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ async def test_server_that_is_away(
         await client.send(server, "7", config("one", "a"))
         assert client.health.faults == {}
         await asyncio.to_thread(server.stop)
-        await client.until(lambda: "UNAVAILABLE" in client.health.faults.get("watch", ""))
+        await until(lambda: "UNAVAILABLE" in client.health.faults.get("watch", ""))
 
         assert f"nothing has come from {server.url}" in client.health.faults["watch"]
         assert "what it has sent before stays in force" in client.health.faults["watch"]
@@ -89,7 +90,7 @@ async def test_server_that_is_away(
         server.greet = lambda conversation: conversation.send("1", config("one", "b"))
         server.start()
         await client.until_domains({"one": ["b"]})
-        await client.until(lambda: client.health.faults == {})
+        await until(lambda: client.health.faults == {})
 
 
 async def test_server_that_does_not_know_us(
@@ -98,7 +99,7 @@ async def test_server_that_does_not_know_us(
     """One that takes the stream and stays silent is as one that is away."""
     monkeypatch.setattr(from_xds, "_AWAY_SECONDS", 0.1)
     async with following(server) as client:
-        await client.until(lambda: "connected, but silent" in client.health.faults.get("watch", ""))
+        await until(lambda: "connected, but silent" in client.health.faults.get("watch", ""))
 
         assert not client.rules.begun
         assert "sent before" not in client.health.faults["watch"]
@@ -119,7 +120,7 @@ async def test_client_that_dies(server: ManagementServer) -> None:
         await client.send(server, "1", config("one", "a"))
         (process,) = running("ratelimit_service.xds.client")
         os.kill(process, signal.SIGKILL)
-        await client.until(lambda: "the client of xds://" in client.health.faults.get("watch", ""))
+        await until(lambda: "the client of xds://" in client.health.faults.get("watch", ""))
         assert client.domains == {"one": ["a"]}
         await asyncio.to_thread(server.conversation, 1)
         await client.send(server, "2", config("one", "b"))
@@ -144,17 +145,17 @@ async def test_overlay_that_changes(
         await client.send(server, "1", config("one", "a"))
         assert algorithm(client) == "sliding_window"
         overlay.write_text("overlay: [{key: a, rate_limit: {algorithm: sliding_log}}]")
-        await client.until(lambda: algorithm(client) == "sliding_log")
+        await until(lambda: algorithm(client) == "sliding_log")
         overlay.write_text("overlay: [{kye: a}]")
-        await client.until(lambda: "overlay.yaml:1:11" in client.health.faults.get("rules", ""))
+        await until(lambda: "overlay.yaml:1:11" in client.health.faults.get("rules", ""))
         answer = await client.send(server, "2", config("one", "a"))
 
         assert answer.version_info == "2"
         assert not answer.error_detail.message
         assert algorithm(client) == "sliding_log"
         overlay.write_text("overlay: [{key: a, rate_limit: {algorithm: token_bucket}}]")
-        await client.until(lambda: algorithm(client) == "token_bucket")
-        await client.until(lambda: client.health.faults == {})
+        await until(lambda: algorithm(client) == "token_bucket")
+        await until(lambda: client.health.faults == {})
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
 from tests.rules.following import Client, following
 from tests.servers.management import ManagementServer, config
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ async def test_server_that_resends_at_once(server: ManagementServer) -> None:
         conversation = await asyncio.to_thread(server.conversation)
         begun = asyncio.get_running_loop().time()
         conversation.send("1", bad)
-        await client.until(lambda: len(conversation.asked) >= 4)
+        await until(lambda: len(conversation.asked) >= 4)
 
         took = asyncio.get_running_loop().time() - begun
         assert all(each.error_detail.message for each in conversation.asked[1:])
@@ -170,7 +171,7 @@ async def test_server_that_ends_streams(server: ManagementServer) -> None:
         await client.send(server, "7", config("one", "a"))
         server.conversation().end()
         again = await asyncio.to_thread(server.conversation, 1)
-        await client.until(lambda: again.asked)
+        await until(lambda: again.asked)
 
         assert (again.asked[0].version_info, again.asked[0].response_nonce) == ("", "")
         assert client.domains == {"one": ["a"]}

@@ -10,9 +10,9 @@ import grpc
 from ratelimit_service.cli.service_client import Client
 from ratelimit_service.model import Code, Request
 from ratelimit_service.wire import METHOD, SERVICE
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import ServiceProcess
 from tests.service.asking import descriptor
+from tests.waiting import PATIENCE_SECONDS
 
 REQUEST = Request("edge", (descriptor("user=bob"),))
 SECOND_US = 1_000_000

@@ -20,13 +20,6 @@ class Knot:
         self.itself = self
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """What other tests have left stays frozen meanwhile: to look at it takes half a second."""
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     steps = Steps()

@@ -21,7 +21,7 @@ from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.grpc.served_ends import rounds
 from tests.runtime.seen import stand_in
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 FILES, RULES = 8, 200
 """So many that it counts for little what a message has beside its rules."""

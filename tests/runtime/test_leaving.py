@@ -19,7 +19,7 @@ from ratelimit_service.runtime.worker_process import WorkerProcess, worker_comma
 from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS, stand_in
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Stand(WorkerProcess):

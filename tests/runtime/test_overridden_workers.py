@@ -12,12 +12,14 @@ from typing import Any
 
 from ratelimit_service.model import Code, Request
 from ratelimit_service.runtime.signals import RESTART
+from tests.http_client import http
 from tests.runtime.callers import ask, clients
 from tests.runtime.conftest import Start
-from tests.servers.process import PATIENCE_SECONDS, wait_until
+from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
-from tests.servers.service import ServiceProcess, http
+from tests.servers.service import ServiceProcess
 from tests.service.asking import descriptor
+from tests.waiting import PATIENCE_SECONDS
 
 BOB, EVE = (Request("edge", (descriptor(text),)) for text in ("user=bob", "unlimited=eve"))
 BAN = {"kind": "ban", "domain": "edge", "descriptor": [["unlimited", "eve"]], "for_seconds": 3600}

@@ -13,11 +13,12 @@ import pytest
 from ratelimit_service.cli.service_client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code, Request
+from tests.http_client import http
 from tests.runtime import callers
 from tests.runtime.conftest import RULES, Start
 from tests.servers.process import Process, free_port, wait_until
 from tests.servers.redis import RedisServer
-from tests.servers.service import COMMAND, http
+from tests.servers.service import COMMAND
 from tests.service.asking import descriptor
 
 REQUEST = Request("edge", (descriptor("user=bob"),))

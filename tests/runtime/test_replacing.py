@@ -20,7 +20,7 @@ from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Fake(WorkerProcess):
@@ -76,7 +76,7 @@ class Fixture:
 
     async def start(self) -> None:
         starting = asyncio.create_task(self.workers.start())
-        await self.until(lambda: len(self.all) == 2)
+        await until(lambda: len(self.all) == 2)
         for worker in self.all:
             worker.serve()
         await starting
@@ -89,11 +89,6 @@ class Fixture:
     @property
     def numbers(self) -> list[int]:
         return [worker.number for worker in self.all]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -112,19 +107,19 @@ async def test_worker_that_dies_before_its_turn_in_a_restart(fixture: Fixture, l
     await fixture.start()
     _, second = fixture.all
     restart = asyncio.create_task(fixture.workers.replace())
-    await fixture.until(lambda: fixture.numbers == [1, 2, 1])
+    await until(lambda: fixture.numbers == [1, 2, 1])
     second.kill()
-    await fixture.until(lambda: fixture.numbers == [1, 1, 2])
+    await until(lambda: fixture.numbers == [1, 1, 2])
     fixture.all[1].serve()
-    await fixture.until(lambda: fixture.numbers == [1, 2, 2])
+    await until(lambda: fixture.numbers == [1, 2, 2])
     _, *both = fixture.all
 
     both[1 - later].serve()
-    await fixture.until(lambda: both[1 - later].serves and (later == 1 or restart.done()))
+    await until(lambda: both[1 - later].serves and (later == 1 or restart.done()))
     both[later].serve()
 
     assert await restart == ""
-    await fixture.until(lambda: fixture.numbers == [1, 2])
+    await until(lambda: fixture.numbers == [1, 2])
     assert all(worker.serves for worker in fixture.all)
     assert fixture.all[1] is both[1]
 
@@ -133,18 +128,18 @@ async def test_worker_that_was_told_to_end_before_its_turn_in_a_restart(fixture:
     """If a worker is told to end while a restart replaces it, one successor stays."""
     await fixture.start()
     restart = asyncio.create_task(fixture.workers.replace())
-    await fixture.until(lambda: fixture.numbers == [1, 2, 1])
+    await until(lambda: fixture.numbers == [1, 2, 1])
     fixture.all[1].ask_to_leave()
-    await fixture.until(lambda: fixture.numbers == [1, 2, 1, 2])
+    await until(lambda: fixture.numbers == [1, 2, 1, 2])
     fixture.all[2].serve()
-    await fixture.until(lambda: fixture.numbers == [2, 1, 2, 2])
+    await until(lambda: fixture.numbers == [2, 1, 2, 2])
     early, late = fixture.all[2:]
 
     late.serve()
-    await fixture.until(restart.done)
+    await until(restart.done)
     early.serve()
 
-    await fixture.until(lambda: fixture.numbers == [1, 2])
+    await until(lambda: fixture.numbers == [1, 2])
     assert fixture.all[1] is late
 
 
@@ -160,7 +155,7 @@ async def test_worker_that_is_not_needed_any_more(fixture: Fixture, asked_to_lea
     else:
         second.kill()
 
-    await fixture.until(second.ended.is_set)
+    await until(second.ended.is_set)
     for _ in range(10):
         await asyncio.sleep(0)
     assert fixture.numbers == [1]
@@ -173,14 +168,14 @@ async def test_no_worker_left(fixture: Fixture) -> None:
     health.enter(Phase.SERVING)
     first, second = fixture.all
     first.kill()
-    await fixture.until(lambda: first not in fixture.all)
+    await until(lambda: first not in fixture.all)
     assert health.serving
     second.kill()
-    await fixture.until(lambda: not health.serving)
+    await until(lambda: not health.serving)
     assert health.why_not.startswith("no worker serves")
-    await fixture.until(lambda: fixture.numbers == [1, 2])
+    await until(lambda: fixture.numbers == [1, 2])
     fixture.all[0].serve()
-    await fixture.until(lambda: health.serving)
+    await until(lambda: health.serving)
 
 
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])

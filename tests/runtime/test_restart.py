@@ -15,9 +15,10 @@ import pytest
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.restart import restart
 from tests.runtime.conftest import Start
-from tests.servers.process import PATIENCE_SECONDS, free_port
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Impostor:

@@ -24,11 +24,11 @@ from ratelimit_service.errors import TransportError
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import PREFACE
 from ratelimit_service.model import Code
+from tests.http_client import http
 from tests.runtime.callers import Caller, ask
 from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import metric, pids, processes, restarts, runs
 from tests.servers.process import (
-    PATIENCE_SECONDS,
     Process,
     descendants,
     free_port,
@@ -36,7 +36,8 @@ from tests.servers.process import (
     wait_until,
 )
 from tests.servers.redis import RedisServer
-from tests.servers.service import COMMAND, ServiceProcess, http
+from tests.servers.service import COMMAND, ServiceProcess
+from tests.waiting import PATIENCE_SECONDS
 
 
 def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_path: Path) -> None:

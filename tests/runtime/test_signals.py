@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 NEXT = dedent(
     """

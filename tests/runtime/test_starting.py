@@ -17,13 +17,13 @@ from tests.runtime.callers import ask
 from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import REDIS, pids
 from tests.servers.process import (
-    PATIENCE_SECONDS,
     Process,
     descendants,
     wait_until,
 )
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(

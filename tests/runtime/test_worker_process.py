@@ -25,7 +25,7 @@ from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Listeners, Totals, Workers
 from ratelimit_service.settings import Settings
 from tests.runtime.seen import REDIS, stand_in
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 WHY = "a worker cannot be started: Too many open files"
 

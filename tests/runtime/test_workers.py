@@ -23,12 +23,12 @@ from tests.runtime.callers import ask, clients
 from tests.runtime.conftest import RULES, Start
 from tests.runtime.seen import REDIS, metric, pids, processes, runs
 from tests.servers.process import (
-    PATIENCE_SECONDS,
     listens,
     wait_until,
 )
 from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess
+from tests.waiting import PATIENCE_SECONDS
 
 
 def connections(service: ServiceProcess) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers.process import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 __all__ = ["Chromium", "chromium_command"]
 

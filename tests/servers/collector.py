@@ -102,7 +102,7 @@ class Collector:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 collector.headers.append(dict(self.headers.items()))
-                answer = collector._take(self.path, body)
+                answer = collector.take(self.path, body)
                 self.send_response(200)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", str(len(answer)))
@@ -114,9 +114,9 @@ class Collector:
         return Handler
 
     def _called(self, path: str) -> Any:
-        return lambda body, _context: self._take(path, body)
+        return lambda body, _context: self.take(path, body)
 
-    def _take(self, path: str, body: bytes) -> bytes:
+    def take(self, path: str, body: bytes) -> bytes:
         with self._lock:
             if path == _TRACES[0]:
                 self._spans += _spans(trace_pb2.ExportTraceServiceRequest.FromString(body))

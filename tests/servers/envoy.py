@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from tests.http_client import HTTPAnswer, http
 from tests.servers.process import Process, free_port
-from tests.servers.service import HTTPAnswer, http
 
 COMMAND = str(Path(sys.executable).with_name("envoy"))
 SHIPPED = Path(__file__).parents[2] / "docker" / "envoy.yaml"

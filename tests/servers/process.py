@@ -14,9 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-PATIENCE_SECONDS = 120.0
-"""How long anything that a test waits for may take on a busy machine."""
-
+from tests.waiting import PATIENCE_SECONDS
 
 PORTS = range(11_000, 21_000)
 """Below those that the system gives to outgoing connections, which could be in the way; the

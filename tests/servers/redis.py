@@ -6,7 +6,8 @@ import signal
 import socket
 from pathlib import Path
 
-from tests.servers.process import PATIENCE_SECONDS, Process, free_port, listens
+from tests.servers.process import Process, free_port, listens
+from tests.waiting import PATIENCE_SECONDS
 
 
 class SharedRedis:

@@ -8,6 +8,27 @@ import pytest
 
 from tests.service.asking import Asking
 from tests.service.deciding import Ask
+from tests.stores.conftest import (
+    clock,
+    cluster_store,
+    memory,
+    redis_store,
+    ring_store,
+    ring_url,
+    stats,
+    store,
+)
+
+__all__ = [
+    "clock",
+    "cluster_store",
+    "memory",
+    "redis_store",
+    "ring_store",
+    "ring_url",
+    "stats",
+    "store",
+]
 
 
 @pytest.fixture

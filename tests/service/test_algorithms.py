@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,15 +18,10 @@ from ratelimit_service.model import (
     Status,
     Unit,
 )
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores.redis import RedisStore
-from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking, descriptor
 from tests.stores.cases import DAY, HOUR, MINUTE, SECOND, T
-from tests.stores.conftest import Time
-from tests.stores.redis_store import started
+from tests.stores.conftest import Time, store_named
 
 Ask = Callable[..., Asking]
 
@@ -80,22 +75,8 @@ descriptors:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def service(
-    tmp_path: Path, request: pytest.FixtureRequest, clock: Time, redis_server: SharedRedis
-) -> AsyncIterator[Asking]:
-    if request.param == "memory":
-        yield Asking(tmp_path, RULES, clock=clock)
-        return
-    redis_server.flush()
-    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
-    await started(store)
-    yield Asking(tmp_path, RULES, store=store, clock=clock)
-    await store.close()
-
-
-@pytest.fixture
-def clock() -> Time:
-    return Time()
+def service(tmp_path: Path, request: pytest.FixtureRequest, clock: Time) -> Asking:
+    return Asking(tmp_path, RULES, store=store_named(request.param, request), clock=clock)
 
 
 def headers(decision: Decision) -> dict[str, str]:

@@ -14,10 +14,10 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, descriptor
 from tests.stores.redis_store import GENEROUS_US, started
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(compiled(), reason="functions of Python are counted")
 

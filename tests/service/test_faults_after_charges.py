@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +20,9 @@ from ratelimit_service.service import Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Done, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.redis import RedisStore
-from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking, Away, Busy, descriptor
 from tests.service.overriding import GRANT, LIMIT, override
-from tests.stores.conftest import Time
-from tests.stores.redis_store import started
+from tests.stores.conftest import Time, store_named
 
 WAYS = {
     "fixed": "",
@@ -99,19 +96,10 @@ def failing(request: pytest.FixtureRequest) -> Iterator[Failing]:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def asking(
-    tmp_path: Path, request: pytest.FixtureRequest, failing: Failing, redis_server: SharedRedis
-) -> AsyncIterator[Asking]:
+def asking(tmp_path: Path, request: pytest.FixtureRequest, failing: Failing, clock: Time) -> Asking:
     settings = SETTINGS.get(request.node.callspec.params["failing"], Settings())
-    if request.param == "memory":
-        yield Asking(tmp_path, RULES, settings=settings)
-        return
-    redis_server.flush()
-    clock = Time()
-    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
-    await started(store)
-    yield Asking(tmp_path, RULES, settings=settings, store=store, clock=clock)
-    await store.close()
+    store = store_named(request.param, request)
+    return Asking(tmp_path, RULES, settings=settings, store=store, clock=clock)
 
 
 def request(*asked: str, hits: int = 0) -> Request:

@@ -14,7 +14,7 @@ from ratelimit_service.service import Answer, CallbackBatch, Refusal
 from ratelimit_service.stores import NEVER, Done, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
-from tests.service.asking import Asking, descriptor
+from tests.service.asking import Asking, Away, descriptor
 from tests.stores.cases import T
 
 RULES = """
@@ -41,7 +41,7 @@ class Turns:
             await asyncio.sleep(0)
 
 
-class Noting:
+class Noting(Away):
     """A store that notes how many hits it was charged with, and in which turn."""
 
     waits = False
@@ -51,13 +51,6 @@ class Noting:
         self._store = store
         self.turns = Turns()
         self.charged: list[tuple[int, int]] = []
-
-    def wait_us(self, priority: int) -> int:
-        return 0
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     def charge(
         self,

@@ -15,10 +15,8 @@ from tests.servers.cluster import SharedCluster
 from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking
 from tests.service.test_times import us
-from tests.stores.conftest import Time, ring_url
+from tests.stores.conftest import Time
 from tests.stores.redis_store import started
-
-__all__ = ["ring_url"]  # a fixture
 
 RULES = """
 domain: edge

@@ -21,11 +21,11 @@ from ratelimit_service.service import Refusal, Service
 from ratelimit_service.stores import NEVER, Done, Wanted, always, judge
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Away, descriptor
 from tests.service.deciding import OK, OVER, USER, Ask
 from tests.service.overriding import GRANT, LIMIT, override
 from tests.stores.cases import BROKEN
+from tests.waiting import PATIENCE_SECONDS
 
 
 async def test_bad_requests_are_refused_and_counted(asking: Ask) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from ratelimit_service.model import Code
-from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.stores.local_cache import LocalCache
-from ratelimit_service.stores.redis import RedisStore
-from tests.servers.cluster import SharedCluster
-from tests.servers.redis import SharedRedis
 from tests.service.asking import Asking, descriptor
 from tests.service.overriding import LIMIT, override
-from tests.stores.conftest import Time, ring_url
-from tests.stores.redis_store import started
-
-__all__ = ["ring_url"]  # a fixture
+from tests.stores.conftest import STORES, Time, store_named
 
 WAYS = {
     "fixed": "",
@@ -56,34 +48,13 @@ NESTED = """
 """
 
 
-@pytest.fixture(params=["memory", "redis", "ring", "cluster", "cached"])
-async def asking(
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    clock: Time,
-    redis_server: SharedRedis,
-    ring_url: str,
-) -> AsyncIterator[Asking]:
+@pytest.fixture(params=[*STORES, "cached"])
+def asking(tmp_path: Path, request: pytest.FixtureRequest, clock: Time) -> Asking:
+    cached = request.param == "cached"
+    store = store_named("redis" if cached else request.param, request)
+    front = LocalCache(store, 1 << 20, Stats(), clock) if cached else store
     (tmp_path / "rules").mkdir()
-    if request.param == "memory":
-        yield Asking(tmp_path / "rules", RULES + NESTED, clock=clock)
-        return
-    redis_server.flush()
-    url = ring_url if request.param == "ring" else redis_server.url
-    if request.param == "cluster":
-        cluster: SharedCluster = request.getfixturevalue("redis_cluster")
-        cluster.flush()
-        url = cluster.url
-    store = RedisStore(url, 10_000_000, Stats(), Health(), clock)
-    await started(store)
-    front = LocalCache(store, 1 << 20, Stats(), clock) if request.param == "cached" else store
-    yield Asking(tmp_path / "rules", RULES + NESTED, store=front, clock=clock)
-    await store.close()
-
-
-@pytest.fixture
-def clock() -> Time:
-    return Time()
+    return Asking(tmp_path / "rules", RULES + NESTED, store=front, clock=clock)
 
 
 async def passing(asking: Asking, *asked: str) -> str:

@@ -93,8 +93,12 @@ STORES = ["memory", "redis", "ring", "cluster"]
 """What the table of cases and all laws hold for."""
 
 
+def store_named(name: str, request: pytest.FixtureRequest) -> Store:
+    """One of them, started only for a test that is run over it."""
+    store: Store = request.getfixturevalue(name if name == "memory" else f"{name}_store")
+    return store
+
+
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest) -> Store:
-    name = request.param if request.param == "memory" else f"{request.param}_store"
-    store: Store = request.getfixturevalue(name)
-    return store
+    return store_named(request.param, request)

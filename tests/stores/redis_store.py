@@ -9,8 +9,8 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
-from tests.servers.process import PATIENCE_SECONDS
 from tests.stores.cases import YEAR, charged, hit
+from tests.waiting import PATIENCE_SECONDS, until
 
 GENEROUS_US = 5_000_000
 
@@ -24,16 +24,9 @@ async def started(store: RedisStore) -> None:
     A start tries each server for a second, which a busy machine may take to greet.
     """
     await store.start()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not all(each.address and not each.breaker_open for each in store.shard_states()):
-            await asyncio.sleep(0.01)
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Waits until something is so."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: all(each.address and not each.breaker_open for each in store.shard_states())
+    )
 
 
 SILENT = ("does not answer", "Timeout")
@@ -43,9 +36,9 @@ SILENT = ("does not answer", "Timeout")
 async def tried(store: RedisStore, health: Health) -> None:
     """Starts a store, and waits until its servers have answered something, if only a refusal."""
     await store.start()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while any(silent in fault for fault in health.faults.values() for silent in SILENT):
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: not any(silent in fault for fault in health.faults.values() for silent in SILENT)
+    )
 
 
 class Fixture:

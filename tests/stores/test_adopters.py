@@ -17,7 +17,8 @@ from tests.conftest import need
 from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
 from tests.stores.cases import charged, hit
-from tests.stores.redis_store import eventually, started, tried
+from tests.stores.redis_store import started, tried
+from tests.waiting import until
 
 
 class Certificates:
@@ -221,7 +222,7 @@ async def test_who_goes_is_forgotten_at_once(redis_server: RedisServer) -> None:
         await started(store)
     with redis.Redis(port=redis_server.port) as client:
         key = "a:{ratelimit}processes"
-        await eventually(lambda: client.zcard(key) >= len(stores))
+        await until(lambda: client.zcard(key) >= len(stores))
 
         await stores[0].close()
 

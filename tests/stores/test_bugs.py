@@ -20,11 +20,11 @@ from ratelimit_service.stores.redis.call_window import CallWindow
 from ratelimit_service.stores.redis.connection import RedisConnection
 from ratelimit_service.stores.redis.server import Server
 from tests.servers.cluster import RedisCluster
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import BROKEN, YEAR, charged, hearing, hit
 from tests.stores.redis_store import started
+from tests.waiting import PATIENCE_SECONDS
 
 Store = tuple[RedisStore, Stats]
 

@@ -12,7 +12,8 @@ import trustme
 from tests.conftest import need
 from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
-from tests.stores.redis_store import Fixture, eventually, started
+from tests.stores.redis_store import Fixture, started
+from tests.waiting import until
 
 
 class Certified:
@@ -81,13 +82,13 @@ async def test_bad_pair(certified: Certified, fixture: Fixture) -> None:
 
     certified.spoil()
 
-    await eventually(lambda: "store tls" in fixture.health.faults)
+    await until(lambda: "store tls" in fixture.health.faults)
     assert "ssl_keyfile" in fixture.health.faults["store tls"]
     assert fixture.stats.tls_reloads == {"error": 1}
     assert certified.connections() == before
     assert await fixture.hit() != [None]
     certified.hang_up()
-    await eventually(lambda: bool(certified.connections() - before))
+    await until(lambda: bool(certified.connections() - before))
     await fixture.until(lambda outcomes: outcomes != [None])
 
 
@@ -97,8 +98,8 @@ async def test_new_authority(certified: Certified, fixture: Fixture) -> None:
 
     certified.issue()
 
-    await eventually(lambda: fixture.stats.tls_reloads == {"success": 1})
+    await until(lambda: fixture.stats.tls_reloads == {"success": 1})
     certified.server.kill()
     certified.server.start()
     await fixture.until(lambda outcomes: outcomes != [None])
-    await eventually(lambda: fixture.health.faults == {})
+    await until(lambda: fixture.health.faults == {})

@@ -18,10 +18,10 @@ from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster, SlotMove
-from tests.servers.process import PATIENCE_SECONDS
 from tests.stores.cases import YEAR, charged
 from tests.stores.cases import hit as minutely
-from tests.stores.redis_store import eventually, started
+from tests.stores.redis_store import started
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Fixture:
@@ -136,7 +136,7 @@ async def test_slots_that_nobody_has(connected: Fixture, monkeypatch: pytest.Mon
     assert old in topology.shards
     assert topology.learn([*ranges, [spans[old][0], spans[old][-1], [*_place(new)]]], "")
     assert old not in topology.shards
-    await eventually(lambda: bool(resynced))
+    await until(lambda: bool(resynced))
 
     assert resynced == [(new.name, one.key)]
 

@@ -13,11 +13,10 @@ from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import Layout, RedisStore
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, charged, hearing, hit
-from tests.stores.redis_store import eventually
+from tests.waiting import PATIENCE_SECONDS, until
 
 ONE_WAY_SECONDS = 0.05
 ROUND_TRIP_US = 100_000
@@ -45,7 +44,7 @@ class Far:
         url = f"redis://127.0.0.1:{await self.proxy.start()}{end}"
         self.store = RedisStore(url, NEAR_US, self.stats, self.health)
         await self.store.start()
-        await eventually(lambda: self.available)
+        await until(lambda: self.available)
 
     @property
     def available(self) -> bool:
@@ -58,7 +57,7 @@ class Far:
         self.store.charge([[hit(limit=LIMIT, window_us=YEAR)]], done, deadline_us=deadline_us)
 
     async def answered(self, count: int) -> None:
-        await eventually(lambda: len(self.answers) == count)
+        await until(lambda: len(self.answers) == count)
 
     async def until_counted(self) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -151,7 +150,7 @@ async def test_store_that_is_too_far_for_its_time(far: Far) -> None:
     """Health says how far away a store is from which no answer can come in time, and what to do."""
     await far.start("/0")
 
-    await eventually(lambda: bool(far.health.faults))
+    await until(lambda: bool(far.health.faults))
 
     fault = far.health.faults["store"]
     assert "is slower than 10 ms, since the way there and back takes 1" in fault
@@ -173,16 +172,16 @@ async def test_network_that_is_cut(far: Far) -> None:
     await far.start("/0?timeout=300ms")
     await far.until_sick()
     accepted = far.proxy.accepted
-    await eventually(lambda: far.proxy.accepted > accepted)
+    await until(lambda: far.proxy.accepted > accepted)
     assert far.health.faults["store"]
     accepted = far.proxy.accepted
 
     far.proxy.hold = False
 
-    await eventually(lambda: far.available)
+    await until(lambda: far.available)
     assert far.proxy.accepted - accepted <= 1
     await far.until_counted()
-    await eventually(lambda: far.health.faults == {})
+    await until(lambda: far.health.faults == {})
 
 
 async def test_second_store_is_far(far: Far, own_redis: RedisServer) -> None:
@@ -193,7 +192,7 @@ async def test_second_store_is_far(far: Far, own_redis: RedisServer) -> None:
     layout = Layout(second_url=second)
     far.store = RedisStore(first, NEAR_US, far.stats, far.health, layout=layout)
     await far.store.start()
-    await eventually(lambda: all(state.address for state in far.store.shard_states()))
+    await until(lambda: all(state.address for state in far.store.shard_states()))
 
     hits = [hit(window_us=SECOND_US), hit(window_us=YEAR)]
 

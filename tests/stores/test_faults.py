@@ -17,12 +17,11 @@ from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore, server
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.script import ScriptCall
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, charged
 from tests.stores.cases import hit as minutely
-from tests.stores.redis_store import eventually
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def hit(addend: int = 1, *, key: str = "a", limit: int = 1_000) -> Hit:
@@ -109,11 +108,11 @@ async def test_half_open_connection(fixture: Fixture) -> None:
     counted = fixture.count()
     fixture.proxy.hold = True
     await fixture.until(lambda _: not shard.available)
-    await eventually(lambda: "no reply for" in fixture.health.faults["store"])
+    await until(lambda: "no reply for" in fixture.health.faults["store"])
 
     fixture.proxy.clear()
 
-    await eventually(lambda: shard.available)
+    await until(lambda: shard.available)
     assert fixture.count() == counted
     await fixture.until(answered)
     # A busy machine can be slower than the timeout once more, and is then well again.
@@ -129,11 +128,11 @@ async def test_replies_that_trickle(fixture: Fixture, monkeypatch: pytest.Monkey
     fixture.proxy.surplus = b"$4000\r\n" + bytes(4_000)
     fixture.proxy.trickle = True
     await fixture.until(lambda _: not shard.available)
-    await eventually(lambda: "no whole reply for" in fixture.health.faults["store"])
+    await until(lambda: "no whole reply for" in fixture.health.faults["store"])
 
     fixture.proxy.clear()
 
-    await eventually(lambda: shard.available)
+    await until(lambda: shard.available)
     await fixture.until(answered)
 
 
@@ -169,7 +168,7 @@ async def test_give_back_whose_reply_is_lost(fixture: Fixture) -> None:
 
     shard.charge(errand)
 
-    await eventually(lambda: bool(fixture.stats.lost_give_backs))
+    await until(lambda: bool(fixture.stats.lost_give_backs))
     await fixture.until(answered)
     assert fixture.stats.lost_give_backs == {"unknown": 1}
     assert fixture.count() == 1
@@ -183,11 +182,11 @@ async def test_give_back_that_is_refused(fixture: Fixture) -> None:
     with redis.Redis.from_url(fixture.server.url) as client:
         client.replicaof("127.0.0.1", "1")
         shard.charge(errand)
-        await eventually(lambda: "READONLY" in str(fixture.health.faults))
+        await until(lambda: "READONLY" in str(fixture.health.faults))
 
         client.replicaof("NO", "ONE")
 
-    await eventually(lambda: not fixture.count())
+    await until(lambda: not fixture.count())
     assert fixture.stats.lost_give_backs == {}
 
 
@@ -196,7 +195,7 @@ async def test_too_many_give_backs_wait(fixture: Fixture, caplog: pytest.LogCapt
     await fixture.start(timeout_us=5_000_000)
     (shard,) = fixture.store.shards
     fixture.server.kill()
-    await eventually(lambda: not shard.available)
+    await until(lambda: not shard.available)
     told: list[object] = []
 
     with caplog.at_level(logging.WARNING):
@@ -261,7 +260,7 @@ async def test_surplus_reply_while_nothing_is_charged(fixture: Fixture, surplus:
     first = shard.server.connection
 
     fixture.proxy.surplus = surplus
-    await eventually(lambda: shard.server.connection is not first)
+    await until(lambda: shard.server.connection is not first)
 
     await fixture.until(answered)
     assert shard.processes == 1

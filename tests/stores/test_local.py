@@ -16,13 +16,13 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged
 from tests.stores.cases import hit as minutely
-from tests.stores.redis_store import GENEROUS_US, eventually, started
+from tests.stores.redis_store import GENEROUS_US, started
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def store_at(server: RedisServer) -> RedisStore:
@@ -50,7 +50,7 @@ async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
     for store in found:
         await started(store)
     shards = [shard for store in found for shard in store.shards]
-    await eventually(lambda: {shard.processes for shard in shards} == {3})
+    await until(lambda: {shard.processes for shard in shards} == {3})
     yield found
     for store in found:
         await store.close()
@@ -330,7 +330,7 @@ class Behind:
     async def outage(self) -> None:
         """Ends all connections, and lets none be made, until `proxy.refuse` is taken back."""
         self.proxy.refuse = True
-        await eventually(lambda: not self.shard.available)
+        await until(lambda: not self.shard.available)
 
     async def hold(self) -> None:
         """Lets nothing through any more, until charges are counted here at once."""
@@ -369,10 +369,10 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
     for _ in range(2):
         before = sum(behind.counts(keys))
         behind.proxy.clear()
-        await eventually(partial(_more, behind, keys, before))
+        await until(partial(_more, behind, keys, before))
         if fault == "cut":
             behind.proxy.cut = True
-            await eventually(lambda: not behind.proxy.cut)
+            await until(lambda: not behind.proxy.cut)
         elif fault == "hold":
             await behind.hold()
         else:
@@ -381,7 +381,7 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
                 await charged(behind.store, [[hit(key="probe")]])
     behind.proxy.clear()
 
-    await eventually(lambda: min(behind.counts(keys)) >= 3)
+    await until(lambda: min(behind.counts(keys)) >= 3)
     if behind.connections == 1:  # what was counted as a connection was lost is counted again
         assert set(behind.counts(keys)) == {3}
 
@@ -436,7 +436,7 @@ async def test_node_that_goes_while_it_is_told(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[hit(3, key=key)] for key in keys])
     behind.proxy.refuse = False
-    await eventually(lambda: bool(behind.counts(keys)))
+    await until(lambda: bool(behind.counts(keys)))
 
     await behind.shard.retire(lambda _: None)
 
@@ -460,11 +460,11 @@ async def test_what_is_over_is_told_to_nobody(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[one], [last]])
     ends = asyncio.get_running_loop().time() + 2.1
-    await eventually(lambda: asyncio.get_running_loop().time() > ends)
+    await until(lambda: asyncio.get_running_loop().time() > ends)
 
     behind.proxy.refuse = False
 
-    await eventually(lambda: behind.counts(["b"]) == [3])
+    await until(lambda: behind.counts(["b"]) == [3])
     assert behind.counts(["a"]) == [0]
 
 
@@ -476,7 +476,7 @@ async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[one._replace(lease=b"%8d" % number)] for number in range(400)])
     behind.proxy.refuse = False
-    await eventually(lambda: behind.shard.available)
+    await until(lambda: behind.shard.available)
     behind.stats.store_errors.clear()
 
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -501,7 +501,7 @@ async def test_many_counters_are_told_between_charges(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[hit(3, key=key)] for key in keys])
     behind.proxy.refuse = False
-    await eventually(lambda: behind.shard.available)
+    await until(lambda: behind.shard.available)
 
     told, most = sum(behind.counts(keys)), 0
     async with asyncio.timeout(PATIENCE_SECONDS):

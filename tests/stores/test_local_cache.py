@@ -18,13 +18,15 @@ from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
+from tests.service.asking import Away
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit, over, refund
 from tests.stores.conftest import Time
-from tests.stores.redis_store import GENEROUS_US, eventually, started
+from tests.stores.redis_store import GENEROUS_US, started
+from tests.waiting import until
 
 
-class Counting:
+class Counting(Away):
     """The memory store, with how many requests have reached it."""
 
     waits = True
@@ -44,13 +46,6 @@ class Counting:
 
     def let_go(self) -> None:
         self.held = None
-
-    def wait_us(self, priority: int) -> int:
-        return 0
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     def charge(
         self,
@@ -303,7 +298,7 @@ async def test_denied_by_a_charge_that_is_given_back_late(own_redis: RedisServer
         asked.expire(elapsed_us())  # its time is over before its reply is read
         assert told == [[[None]]]
         ((denied,),) = await charged(cache, [[one]])
-        await eventually(lambda: shard.idle)
+        await until(lambda: shard.idle)
 
     assert denied is not None
     assert denied.over

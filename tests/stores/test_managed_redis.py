@@ -22,11 +22,12 @@ from ratelimit_service.stores.redis.address import parse_store
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.error_replies import crosses_slots, is_refused
 from tests.servers.cluster import SLOTS
-from tests.servers.process import PATIENCE_SECONDS, wait_until
+from tests.servers.process import wait_until
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, charged, hit
-from tests.stores.redis_store import Fixture, eventually, started
+from tests.stores.redis_store import Fixture, started
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def _take_all_slots(client: redis.Redis) -> None:
@@ -218,11 +219,11 @@ async def test_a_server_that_enforces_slots_before_hits_are_given_back(
     denied = asyncio.create_task(charged(store, [[*hits, full]]))
     with redis.Redis(port=own_redis.port) as before, redis.Redis(port=slots_redis.port) as after:
         counted = before.mget(keys)
-        await eventually(lambda: before.mget(keys) != counted and shard.idle)
+        await until(lambda: before.mget(keys) != counted and shard.idle)
         first.refuse = True
-        await eventually(lambda: not shard.available)
+        await until(lambda: not shard.available)
         second.hold = False
-        await eventually(lambda: shard.state("").waiting == 1)
+        await until(lambda: shard.state("").waiting == 1)
         for key in keys:
             after.restore(key, 0, before.dump(key))
     first.target, first.refuse = slots_redis.port, False
@@ -247,7 +248,7 @@ async def test_outcomes_of_what_is_sent_again_by_slot(slots_redis: RedisServer) 
         for call in range(3)
     ]
     shard.charge(Background(requests, told.append))
-    await eventually(lambda: len(told) == len(requests))
+    await until(lambda: len(told) == len(requests))
 
     remaining = [[outcome and outcome.remaining for outcome in found or []] for found in told]
     assert remaining == [[9, 8, 7, 6, 5]] * len(requests)

@@ -24,6 +24,14 @@ async def fill(store: MemoryStore, *hits: Hit) -> None:
     await charged(store, [[one] for one in hits])
 
 
+async def room_after(store: MemoryStore, *hits: Hit) -> int:
+    """How many counters there is room for once these, which are all that it has, are forgotten."""
+    await store.forget(hits)
+    assert len(store) == 0
+    await fill(store, *(hit(key=f"anew{number}") for number in range(1_100)))
+    return len(store)
+
+
 async def test_never_more_counters_than_the_bound(clock: Time) -> None:
     """However many keys come, the store holds at most `max_counters`."""
     store, stats, _ = small_store(clock, 2_000)
@@ -130,17 +138,17 @@ async def test_long_states_count_for_several(clock: Time) -> None:
     """What grows large takes the place of others, so that the store's memory stays bounded."""
     store, stats, _ = small_store(clock, 100)
     log = Limit(10_000, Unit.HOUR, algorithm="sliding_log")
+    hits = [algorithms.hit(log, key=str(number)) for number in range(20)]
     for _ in range(1_000):
         clock.now_us += MINUTE // 100
-        for number in range(20):
-            await fill(store, algorithms.hit(log, key=str(number)))
+        await fill(store, *hits)
 
-    kept = [counter.get() for table in store._tables for counter in table.values()]
-    assert sum(len(state) for state in kept if isinstance(state, bytes)) < 100 * 256 + 20 * 64
+    states = [store.state(each.key) for each in hits]
+    kept = [state for state in states if isinstance(state, bytes)]
+    assert sum(map(len, kept)) < 100 * 256 + 20 * 64
     assert len(store) == len(kept) < 20
     assert stats.evictions["live"] > 0
-    store._bulk -= sum(len(state) // 256 for state in kept if isinstance(state, bytes))
-    assert store._bulk == 0
+    assert await room_after(store, *hits) == 100
 
 
 async def test_old_counters_are_swept_by_new_ones(clock: Time) -> None:
@@ -302,7 +310,8 @@ async def test_fault_of_ours_is_of_one_request(clock: Time, max_counters: int) -
     assert [each.verdict is Verdict.BROKEN for each in settled] == [False, True] * 5
     passed = [each.outcomes[0] for each in settled[::2]]
     assert [outcome.remaining for outcome in passed if outcome] == [4, 3, 2, 1, 0]
-    assert (len(store), store._bulk) == (1, 0)
+    assert len(store) == 1
+    assert await room_after(store, hit()) == max_counters
 
 
 async def test_fault_of_ours_in_making_room(clock: Time) -> None:
@@ -318,5 +327,7 @@ async def test_fault_of_ours_in_making_room(clock: Time) -> None:
         clock.now_us += MINUTE // 100
         outcomes += await charged(store, [[log]])
 
-    assert store._bulk > 0
+    state = store.state(log.key)
+    assert isinstance(state, bytes)
+    assert len(state) > 256  # so it takes the room of others
     assert [outcome.remaining for (outcome,) in outcomes if outcome] == list(range(998, 898, -1))

@@ -19,10 +19,10 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.stores import NEVER, Outcomes
 from ratelimit_service.stores.redis import store
 from ratelimit_service.stores.redis.connection import RedisConnection
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import hearing, hit
 from tests.stores.redis_store import Fixture, started
+from tests.waiting import PATIENCE_SECONDS
 
 TIMEOUT_US = 300_000
 HELD_US = TIMEOUT_US * 9 // 10

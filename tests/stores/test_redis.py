@@ -12,11 +12,11 @@ import redis
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import call_window
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, YEAR, charged, hearing, hit
-from tests.stores.redis_store import COUNTERS, Fixture, eventually, started
+from tests.stores.redis_store import COUNTERS, Fixture, started
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ async def test_a_server_that_is_sick_by_turns_is_told_of_once(
         while shard.available:
             await fixture.hit()
         own_redis.cont()
-        await eventually(lambda: shard.available)
+        await until(lambda: shard.available)
 
     assert sum(["is sick" in each.getMessage() for each in caplog.records]) == 1
     await fixture.store.close()
@@ -347,9 +347,7 @@ async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -
         client.ping()
         for _ in range(4):
             await asyncio.sleep(0)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(answers) < 8 * 20:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(answers) >= 8 * 20)
 
     assert fixture.stats.store_errors["circuit_open"] == 0
     assert fixture.stats.store_errors["timeout"] == 0
@@ -390,9 +388,7 @@ async def test_callers_deadline(own_redis: RedisServer) -> None:
     fixture.store.charge([[one]], hearing(answers.append), deadline_us=elapsed_us() - 1)
 
     assert answers == [[[None]]]
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(answers) < 2:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(answers) >= 2)
     own_redis.cont()
     (outcome,) = await fixture.until(lambda outcomes: outcomes != [None])
     assert outcome is not None

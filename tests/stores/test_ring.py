@@ -28,10 +28,10 @@ from ratelimit_service.stores.redis.batch import Background, Batch
 from ratelimit_service.stores.redis.ring import owners
 from ratelimit_service.stores.redis.shard import Shard
 from tests.conftest import need
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit
-from tests.stores.redis_store import eventually, started
+from tests.stores.redis_store import started
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Ring:
@@ -230,9 +230,7 @@ async def test_a_name_that_nobody_resolves_costs_only_its_own_keys(own_redis: Re
     await store.start()
     slow, well = store.shards
     for _ in range(8):
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not well.available:
-                await asyncio.sleep(0.005)
+        await until(lambda: well.available)
         before = asked["localhost"]
         redis.Redis.from_url(own_redis.url).client_kill_filter(_type="normal")
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -282,7 +280,7 @@ async def test_give_backs_are_never_too_late(ring: Ring) -> None:
     assert denied is None
     ring.servers["east"].cont()
     ring.servers["west"].cont()
-    await eventually(lambda: ring.count(east) == 1)
+    await until(lambda: ring.count(east) == 1)
     assert ring.count(west) == 1
     await store.close()
 
@@ -409,7 +407,7 @@ async def test_late_give_backs_are_told(ring: Ring) -> None:
 
     assert told == []
     ring.servers["east"].cont()
-    await eventually(lambda: bool(told))
+    await until(lambda: bool(told))
     assert told == [east.key]
     assert ring.count(east) == 1
     ring.servers["west"].cont()
@@ -498,11 +496,11 @@ async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
     other = RedisStore(ring.servers["east"].url, 5_000_000, Stats(), health)
     await started(other)
 
-    await eventually(lambda: "ring" in ring.health.faults and "ring" in health.faults)
+    await until(lambda: "ring" in ring.health.faults and "ring" in health.faults)
     assert "another process counts in east" in ring.health.faults["ring"]
 
     await other.close()
-    await eventually(lambda: "ring" not in ring.health.faults)
+    await until(lambda: "ring" not in ring.health.faults)
 
 
 async def test_two_names_of_one_server_are_one_ring(ring: Ring) -> None:
@@ -518,7 +516,7 @@ async def test_two_names_of_one_server_are_one_ring(ring: Ring) -> None:
         await started(store)
 
     shards = [shard for store in stores for shard in store.shards]
-    await eventually(lambda: {shard.processes for shard in shards} == {2})
+    await until(lambda: {shard.processes for shard in shards} == {2})
 
     assert [each.faults for each in health] == [{}, {}]
     for store in stores:

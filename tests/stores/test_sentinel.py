@@ -15,13 +15,13 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from tests.conftest import need
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.sentinel import NAME, Watched
 from tests.service.overriding import BAN, LIMIT, override
 from tests.stores.cases import charged, hit
 from tests.stores.conftest import Time
 from tests.stores.overriding import Process
 from tests.stores.redis_store import started
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture

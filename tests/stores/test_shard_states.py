@@ -9,9 +9,9 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.redis import Layout, RedisStore
 from tests.servers.cluster import RedisCluster
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.redis_store import eventually, started
+from tests.stores.redis_store import started
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 async def states(store: RedisStore) -> list[ShardState]:
@@ -63,6 +63,6 @@ async def test_a_server_that_is_away_has_no_address(own_redis: RedisServer) -> N
     assert [each.kind for each in await states(store)] == ["server", "server, second store"]
 
     own_redis.kill()
-    await eventually(lambda: not any(each.address for each in store.shard_states()))
+    await until(lambda: not any(each.address for each in store.shard_states()))
     assert [each.round_trip_us for each in store.shard_states()] == [None, None]
     await store.close()

@@ -13,10 +13,10 @@ import uvloop
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
-from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, hearing, hit
 from tests.stores.redis_store import Fixture, started
+from tests.waiting import PATIENCE_SECONDS
 
 TIMEOUT_US = 600_000
 AFTER_US = TIMEOUT_US + 10_000

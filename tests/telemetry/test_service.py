@@ -15,10 +15,11 @@ from ratelimit_service.model import Request
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry import otlp
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
+from tests.http_client import http
 from tests.servers.collector import Collector
 from tests.servers.process import descendants, wait_until
 from tests.servers.redis import SharedRedis
-from tests.servers.service import ServiceProcess, http
+from tests.servers.service import ServiceProcess
 from tests.service.asking import descriptor
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 2}}]"
