@@ -22,7 +22,7 @@ COMPILED = {
         algorithms/*
         rules/match rules/moment
         stores/store stores/settled stores/keys stores/corrupt_state stores/memory_counter
-        stores/memory_tables stores/memory stores/local stores/local_cache
+        stores/memory_holds stores/memory_tables stores/memory stores/local stores/local_cache
         limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
         limiter/additions/*
         limiter/answer limiter/tally limiter/turns

@@ -33,6 +33,7 @@ NAVIGATION = {
         "how-to/login",
         "how-to/tiers",
         "how-to/llm-budget",
+        "how-to/reservations",
         "how-to/credits",
         "how-to/mcp",
         "how-to/concurrency",

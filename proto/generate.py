@@ -51,7 +51,7 @@ def generated() -> dict[Path, bytes]:
 def _in_package(stub: bytes) -> bytes:
     """The stub with its imports of our other stubs turned to where they lie here."""
     text = stub.decode()
-    for ours in ("envoy.", "google.rpc", "ratelimit."):
+    for ours in ("envoy.", "google.rpc", "kuadrant.", "ratelimit."):
         text = text.replace(f"from {ours}", f"from {PACKAGE}{ours}")
     return (HEAD + text).encode()
 

@@ -111,12 +111,21 @@ def spec_of(limit: Limit) -> CounterSpec:
     if algorithm.ticks:
         whole = hard + limit.reserved  # all limits of a pool count in the same ticks
         tick = _tick_exponent(limit.window_us, max(2, whole + (rate or whole)))
-    # What passes with a warning, or counts though it is denied, has to be asked one by one.
-    advances = limit.advances and not (limit.soft_ppm or limit.count_denied)
+    # What passes with a warning, counts though it is denied, or is held has to be asked one by one.
+    plain = limit.soft_ppm or limit.count_denied or limit.reservations is not None
+    advances = limit.advances and not plain
     if advances and algorithm.refills:
         hard -= -(-hard // AHEAD_PARTS)
-    queue = limit.max_wait_us > 0
-    form = CounterForm(tick, limit.anchor, limit.buckets, limit.stepped, queue, limit.own, advances)
+    form = CounterForm(
+        tick,
+        limit.anchor,
+        limit.buckets,
+        limit.stepped,
+        limit.max_wait_us > 0,
+        limit.own,
+        advances,
+        limit.reservations is not None,
+    )
     return CounterSpec(algorithm, hard, limit.window_us, rate, limit.reserved, form)
 
 

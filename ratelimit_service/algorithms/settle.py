@@ -13,29 +13,48 @@ waits or asks for the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from ratelimit_service.model import Hit, Mode, State, Step
+from ratelimit_service.algorithms import holding
+from ratelimit_service.model import Hit, Hold, Mode, State, Step
 
 __all__ = ["LEAST_ADVANCE", "Changes", "denying", "descriptors_of", "settle"]
 
 _Read = Callable[[bytes], State | None]
 
-Changes = dict[bytes, tuple[Hit, Step]]
-"""For each counter that changed: the last hit on it and the step whose state is to be kept."""
+Changes = holding.Changes
+"""What a request changes: what `holding` says of each counter, and of what is held beside it."""
 
 
-def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], Changes, int]:
+def _nothing_held(_key: bytes, _hold_id: bytes) -> int:
+    return 0
+
+
+class _At(NamedTuple):
+    """The moment of a request, and what there is then: states of counters, and what is held."""
+
+    read: _Read
+    now_us: int
+    held: holding.ReadHeld
+
+
+def settle(
+    hits: Sequence[Hit],
+    read: _Read,
+    now_us: int,
+    held: holding.ReadHeld = _nothing_held,
+) -> tuple[list[Step], Changes, int]:
     """Settles one request; returns a step for each hit, in order, what to write, and who denies.
 
     Who denies is the index of the hit that denies the request, -1 if it passes.
 
-    `read` gives a counter's state. The caller makes it atomic: nobody else may read or write
-    these counters between the call and the writing of the changes.
+    `read` gives a counter's state, and `held` what is held beside it. The caller makes it atomic:
+    nobody else may read or write these counters between the call and the writing of the changes.
     """
+    at = _At(read, now_us, held)
     hits = [*hits]
     steps: list[Step] = [_ABSENT] * len(hits)
-    committed = _refund(hits, steps, read, now_us)
+    committed = _refund(hits, steps, at)
     scratch = committed.copy()
     descriptors = descriptors_of(hits)
     verdicts = []
@@ -43,17 +62,17 @@ def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], C
         mode = hits[indices[-1]].mode
         before = scratch.copy() if mode is Mode.SHADOW and len(indices) > 1 else None
         charge = _charge_first if hits[indices[0]].mode is Mode.IN_TURN else _charge_together
-        charge(hits, indices, steps, scratch, read, now_us)
+        charge(hits, indices, steps, scratch, at)
         over = not all(steps[index].passed for index in indices)
         if over and before is not None:
-            _withhold(hits, indices, steps, before, read, now_us)
+            _withhold(hits, indices, steps, before, at)
             scratch = before
         verdicts.append((mode, over))
     by = denying(verdicts)
     if by >= 0:
         by = next(index for index in descriptors[by] if not steps[index].passed)
         indices = [index for index, hit in enumerate(hits) if not hit.refund]
-        _withhold(hits, indices, steps, committed, read, now_us)
+        _withhold(hits, indices, steps, committed, at)
         scratch = committed
     return steps, scratch, by
 
@@ -98,31 +117,36 @@ def _state(key: bytes, changes: Changes, read: _Read) -> State | None:
     return read(key) if change is None else change[1].state
 
 
-def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) -> Changes:
+def _refund(hits: Sequence[Hit], steps: list[Step], at: _At) -> Changes:
     """Fills in the steps of the refunds; returns what they changed."""
     changes: Changes = {}
     for index, hit in enumerate(hits):
         if hit.refund:
-            state = _state(hit.key, changes, read)
-            steps[index] = step = hit.spec.algorithm.refund(
-                state, now_us, hit.addend, hit.spec, hit.lease, hit.receipt
-            )
-            if step.counted:
+            state, receipt = _state(hit.key, changes, at.read), hit.receipt
+            if hit.spec.holds or isinstance(receipt, Hold):
+                step = holding.refund(hit, state, at.now_us, changes, at.held)
+            else:
+                step = hit.spec.algorithm.refund(
+                    state, at.now_us, hit.addend, hit.spec, hit.lease, receipt
+                )
+            steps[index] = step
+            if step.counted and not isinstance(receipt, Hold):
                 changes[hit.key] = hit, step
     return changes
 
 
-def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
+def _charge(hit: Hit, changes: Changes, at: _At) -> Step:
     """Charges a hit on top of `changes`, and notes there what it counted."""
-    state = _state(hit.key, changes, read)
-    step = hit.spec.algorithm.charge(
-        state,
-        now_us,
-        _given(hit, state, now_us) if hit.mode is Mode.ADVANCE else hit.addend,
-        hit.spec,
-        hit.count_denied,
-        hit.lease,
-    )
+    state = _state(hit.key, changes, at.read)
+    if hit.spec.holds or hit.receipt is not None:
+        step = holding.charge(hit, state, at.now_us, changes, at.held)
+        if holding.only_holds(hit):
+            return step
+    else:
+        addend = _given(hit, state, at.now_us) if hit.mode is Mode.ADVANCE else hit.addend
+        step = hit.spec.algorithm.charge(
+            state, at.now_us, addend, hit.spec, hit.count_denied, hit.lease
+        )
     if step.counted:
         changes[hit.key] = hit, step
     return step
@@ -147,8 +171,7 @@ def _charge_together(
     indices: Sequence[int],
     steps: list[Step],
     changes: Changes,
-    read: _Read,
-    now_us: int,
+    at: _At,
 ) -> None:
     """Charges the hits of one descriptor.
 
@@ -159,10 +182,10 @@ def _charge_together(
         hit = hits[index]
         grant = hit.mode is Mode.GRANT
         if taken:
-            step = _peek(hit, changes, read, now_us)
+            step = _peek(hit, changes, at)
             hits[index] = hit._replace(count_denied=False)
         else:
-            step = _charge(hit, changes, read, now_us)
+            step = _charge(hit, changes, at)
         if not step.passed and (taken or grant):
             steps[index] = step._replace(passed=True, reset_us=step.retry_us)
         else:
@@ -176,8 +199,7 @@ def _charge_first(
     indices: Sequence[int],
     steps: list[Step],
     changes: Changes,
-    read: _Read,
-    now_us: int,
+    at: _At,
 ) -> None:
     """Charges the first of these counters that has room for all hits. The others are looked at.
 
@@ -186,21 +208,23 @@ def _charge_first(
     addend = hits[indices[0]].addend
     payer = -1
     for index in indices:
-        steps[index] = _charge(hits[index]._replace(addend=addend), changes, read, now_us)
+        steps[index] = _charge(hits[index]._replace(addend=addend), changes, at)
         if steps[index].passed:
             payer = index
             break
     for index in indices if payer >= 0 else ():
         if index != payer:
             hit = hits[index]
-            state = _state(hit.key, changes, read)
-            steps[index] = hit.spec.algorithm.refund(state, now_us, 0, hit.spec, b"", None)
+            state = _state(hit.key, changes, at.read)
+            steps[index] = hit.spec.algorithm.refund(state, at.now_us, 0, hit.spec, b"", None)
 
 
-def _peek(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
+def _peek(hit: Hit, changes: Changes, at: _At) -> Step:
     """What is left on a hit's counter."""
-    state = _state(hit.key, changes, read)
-    return hit.spec.algorithm.charge(state, now_us, 0, hit.spec, False, b"")
+    state = _state(hit.key, changes, at.read)
+    if hit.spec.holds:
+        return holding.peek(hit, state, at.now_us, changes, at.held)
+    return hit.spec.algorithm.charge(state, at.now_us, 0, hit.spec, False, b"")
 
 
 def _withhold(
@@ -208,16 +232,15 @@ def _withhold(
     indices: Sequence[int],
     steps: list[Step],
     changes: Changes,
-    read: _Read,
-    now_us: int,
+    at: _At,
 ) -> None:
     """Counts of these hits only what is counted in any case, and what is left with that."""
     for index in indices:
         hit = hits[index]
-        counted = _charge(hit, changes, read, now_us).counted if hit.count_denied else 0
+        counted = _charge(hit, changes, at).counted if hit.count_denied else 0
         if steps[index].counted != counted:
             steps[index] = steps[index]._replace(counted=counted)
     for index in indices:
         if steps[index].passed:
-            peek = _peek(hits[index], changes, read, now_us)
+            peek = _peek(hits[index], changes, at)
             steps[index] = steps[index]._replace(remaining=peek.remaining, reset_us=peek.reset_us)

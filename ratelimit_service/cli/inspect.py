@@ -38,9 +38,9 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a key
     or value stands behind a backslash. Shown is each limit of the rule that it meets: how many
     hits its counter holds in the store, how many remain and until when; of concurrency its leases,
-    of a sliding_log its hits, and what is left of grants. Numbers are those that hold now: where an
-    override sets or sets aside a limit of the rule, that is said. Overrides that take the
-    descriptor are listed below.
+    of a sliding_log its hits, what reservations hold, and what is left of grants. Numbers are those
+    that hold now: where an override sets or sets aside a limit of the rule, that is said. Overrides
+    that take the descriptor are listed below.
 
     Example: ratelimit inspect demo user=alice
     """
@@ -72,7 +72,9 @@ def _standing(counter: Any) -> str:
     ends = counter["ends_seconds"]
     until = "" if ends is None else f"; ends in {_seconds(ends)}, at {counter['ends']}"
     over = ", none left" if counter["over"] else f", {counter['remaining']} left"
-    return f"{name}{counter['limit']}: {counter['count']} used{_held(counter)}{over}{until}"
+    held = f", {counter['held']} held" if counter.get("held") else ""
+    used = f"{counter['count']} used{_held(counter)}{held}"
+    return f"{name}{counter['limit']}: {used}{over}{until}"
 
 
 def _held(counter: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Final
 
@@ -39,6 +39,7 @@ from ratelimit_service.service import (
     counted_until,
 )
 from ratelimit_service.wire import METHOD, SERVICE
+from ratelimit_service.wire.reservations import RESERVING_METHODS, RESERVING_SERVICE
 
 __all__ = ["METHODS", "METHODS_UNREFLECTED", "ServiceCalls"]
 
@@ -60,7 +61,12 @@ connections would take a good part of the time of those that are late."""
 _MOST_TOLD: Final = 256
 """Listeners are told of calls that there is no time for, but of so many in a second at most."""
 
-METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
+_RESERVE: Final = {
+    f"/{RESERVING_SERVICE}/{method}".encode(): method for method in RESERVING_METHODS
+}
+"""The methods that reserve and settle, by their paths."""
+
+METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH, *_RESERVE}), REFLECTION_PATHS)
 METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
 
 
@@ -83,6 +89,8 @@ class ServiceCalls:
         """Of how many refused calls listeners were told in this second."""
         self._watches: dict[Client, dict[int, asyncio.Task[None]]] = {}
         """The calls that wait for changes of health, by their connections and streams."""
+        self._reserving: set[asyncio.Task[None]] = set()
+        """The calls that reserve or settle."""
 
     def handle(self, client: Client, events: list[Event], visit: Visit) -> None:
         """Hands on the calls of one visit that ask for a decision, and answers the others."""
@@ -102,7 +110,7 @@ class ServiceCalls:
                         waited_us = late.waited_us(len(event.stream_ids) - len(calls.stream_ids))
                         late.before += len(event.stream_ids)
                     if calls.head.path != _DECIDE:
-                        self._call_all(client, calls)
+                        self._call_all(client, calls, visit.now_us)
                     elif calls.stream_ids:
                         arrived_us = visit.now_us - waited_us
                         self._decide(client, calls, visit, arrived_us)
@@ -335,8 +343,21 @@ class ServiceCalls:
             except Exception as error:  # its fault must not cost the others their answers
                 batch.fail(error)
 
-    def _call_all(self, client: Client, calls: Calls) -> None:
-        """Answers calls that ask for no decision."""
+    def _call_all(self, client: Client, calls: Calls, now_us: int) -> None:
+        """Answers calls of the other methods."""
+        method = _RESERVE.get(calls.head.path)
+        if method is not None:
+            deadline_us = NEVER
+            if calls.head.timeout_us is not None:
+                deadline_us = counted_until(now_us, calls.head.timeout_us)
+            for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True):
+                coming = self._service.reservations.call(method, message, deadline_us)
+                task = asyncio.get_running_loop().create_task(
+                    self._reserve(client, stream_id, coming)
+                )
+                self._reserving.add(task)
+                task.add_done_callback(self._reserving.discard)
+            return
         for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True):
             self._call(client, calls.head.path, stream_id, message)
 
@@ -357,6 +378,11 @@ class ServiceCalls:
         task = asyncio.get_running_loop().create_task(self._watch(client, stream_id, message))
         watches[stream_id] = task
         task.add_done_callback(partial(self._watched, client, stream_id))
+
+    async def _reserve(self, client: Client, stream_id: int, coming: Awaitable[Answer]) -> None:
+        """Answers a call that reserves or settles, once its answer is there."""
+        answer_each(self._service, client, [stream_id], [await coming])
+        client.flush_soon()
 
     def _watched(self, client: Client, stream_id: int, _: object) -> None:
         """Forgets a watch that is over."""

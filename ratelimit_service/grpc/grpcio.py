@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,6 +37,7 @@ from ratelimit_service.service import (
     counted_until,
 )
 from ratelimit_service.wire import METHOD, SERVICE
+from ratelimit_service.wire.reservations import RESERVING_METHODS, RESERVING_SERVICE
 
 __all__ = ["GrpcioServer"]
 
@@ -103,6 +105,13 @@ class GrpcioServer:
             (
                 grpc.method_handlers_generic_handler(SERVICE, {METHOD: decide}),
                 grpc.method_handlers_generic_handler(
+                    RESERVING_SERVICE,
+                    {
+                        method: grpc.unary_unary_rpc_method_handler(partial(self._reserve, method))
+                        for method in RESERVING_METHODS
+                    },
+                ),
+                grpc.method_handlers_generic_handler(
                     HEALTH_SERVICE, {"Check": check, "Watch": watch}
                 ),
                 *(
@@ -146,6 +155,14 @@ class GrpcioServer:
             deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
         origins = [_caller(context)] if self._service.events.wants_origins else None
         (answer,) = await self._service.decide([body], deadline_us, origins)
+        return await _answered(answer, context)
+
+    async def _reserve(self, method: str, message: bytes, context: _Context) -> bytes:
+        seconds = context.time_remaining()
+        deadline_us = NEVER
+        if seconds is not None:
+            deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
+        answer = await self._service.reservations.call(method, message, deadline_us)
         return await _answered(answer, context)
 
     async def _check(self, message: bytes, context: _Context) -> bytes:

@@ -11,6 +11,7 @@ from ratelimit_service.errors import StatusCode
 from ratelimit_service.grpc.health import HEALTH_SERVICE
 from ratelimit_service.wire import POOL, SERVICE, is_method, parsed
 from ratelimit_service.wire.grpc_services import ServerReflectionRequest, ServerReflectionResponse
+from ratelimit_service.wire.reservations import RESERVING_SERVICE
 
 __all__ = ["REFLECTION_METHOD", "REFLECTION_PATHS", "REFLECTION_SERVICES", "reflect"]
 
@@ -25,7 +26,7 @@ REFLECTION_PATHS = frozenset(
     f"/{service}/{REFLECTION_METHOD}".encode() for service in REFLECTION_SERVICES
 )
 
-_SERVICES = sorted((SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES))
+_SERVICES = sorted((SERVICE, RESERVING_SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES))
 
 
 def reflect(message: bytes) -> bytes:

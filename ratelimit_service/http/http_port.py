@@ -28,6 +28,13 @@ from ratelimit_service.service import CALLER_HEADERS, Answer, CallOrigin, Refusa
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire import decode_decision
 from ratelimit_service.wire.json import decision_to_json, requests_from_json
+from ratelimit_service.wire.reservations import marked
+from ratelimit_service.wire.reservations_json import (
+    commit_from_json,
+    committed_to_dict,
+    reserve_from_json,
+    reserved_to_dict,
+)
 
 __all__ = ["HttpPort", "Shown"]
 
@@ -41,6 +48,7 @@ _HTTP_STATUS = {
     StatusCode.INVALID_ARGUMENT: 400,
     StatusCode.RESOURCE_EXHAUSTED: 400,
     StatusCode.UNAVAILABLE: 503,
+    StatusCode.UNIMPLEMENTED: 501,
 }
 
 
@@ -86,6 +94,8 @@ class HttpPort(Port):
         self._rules = rules_page(shown.snapshot)
         if not settings.no_json:
             self.route("*", "/json", self._json)
+            self.route("*", "/json/reserve", self._reserve)
+            self.route("*", "/json/settle", self._settle)
         self.show("/healthcheck", self._healthcheck)
         self.show("/livez", self._livez)
         self.show("/readyz", self._readyz)
@@ -126,6 +136,45 @@ class HttpPort(Port):
         if batch.listed:
             return await streamed(request, "application/json", _list_of(answers))
         return await _response_of(answers[0])
+
+    async def _reserve(self, request: web.Request) -> web.StreamResponse:
+        """Holds hits: 200 OK with an id, 429 if there is no room."""
+        answer = await self._asked(request, "Reserve", reserve_from_json)
+        if not isinstance(answer, bytes):
+            return answer
+        passes, fields = reserved_to_dict(answer)
+        return web.json_response(fields, status=200 if passes else 429)
+
+    async def _settle(self, request: web.Request) -> web.StreamResponse:
+        """Counts what was used, and ends what was held: 200 OK."""
+        answer = await self._asked(request, "Commit", commit_from_json)
+        if not isinstance(answer, bytes):
+            return answer
+        return web.json_response(committed_to_dict(answer))
+
+    async def _asked(
+        self, request: web.Request, method: str, read: Callable[[bytes], bytes]
+    ) -> bytes | web.StreamResponse:
+        """The answer to a request that reserves or settles, or what is said instead."""
+        if refusal := _why_not_json(request):
+            return refusal
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = read(await request.read())
+        except TimeoutError:
+            return refused(408, f"the body did not come within {BODY_SECONDS:g} s")
+        except web.HTTPRequestEntityTooLarge:
+            return _too_large()
+        except ConnectionError:
+            return refused(400, "the caller has gone")
+        except BadRequestError as error:
+            self._stats.refusals[error.reason] += 1
+            return web.Response(status=400, text=f"{error}\n")
+        (answer,) = await self._decide([marked(method, message)])
+        if isinstance(answer, bytes):
+            return answer
+        status = _HTTP_STATUS.get(answer.code, 500)
+        return web.Response(status=status, text=f"{answer.message}\n")
 
     async def _healthcheck(self, _: web.Request) -> web.Response:
         """200 while requests are answered, also degraded; 500 before and after."""

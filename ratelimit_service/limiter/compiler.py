@@ -27,6 +27,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.observability.stats import Tally
 from ratelimit_service.rules.match import Match
+from ratelimit_service.rules.reservations import with_reservations
 from ratelimit_service.rules.tree import Domain, MatchedNode, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames
@@ -151,6 +152,8 @@ class Compiler:
             for limit in rule.limits
             if limit.schedule is None or limit.schedule.holds(self._minute)
         ]
+        if settings.reservations and not rule.in_turn:
+            limits = [with_reservations(limit) for limit in limits]
         if not limits:
             return self._shared(
                 CompiledRule(

@@ -56,6 +56,7 @@ _LIMIT_ANSWERED: Final = frozenset(
         "pool",
         "reserved",
         "advances",
+        "reservations",
     )
 )
 """The same for a limit. `soft_ppm` is not listed: a status shows less than what remains."""

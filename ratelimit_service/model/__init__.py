@@ -27,6 +27,7 @@ from ratelimit_service.model.limit import (
     CountDenied,
     FailurePolicy,
     Limit,
+    Reservations,
 )
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.override import (
@@ -45,7 +46,7 @@ from ratelimit_service.model.override import (
 from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
 from ratelimit_service.model.schedule import DAY_MINUTES, DAYS, MINUTE_US, Schedule
-from ratelimit_service.model.step import Held, Receipt, State, Step, step
+from ratelimit_service.model.step import Held, Hold, Receipt, State, Step, step
 from ratelimit_service.model.unit import SECOND_US, Unit
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "HeaderSet",
     "Held",
     "Hit",
+    "Hold",
     "IPAddress",
     "Limit",
     "Mode",
@@ -95,6 +97,7 @@ __all__ = [
     "Periods",
     "Receipt",
     "Request",
+    "Reservations",
     "Reset",
     "Schedule",
     "State",

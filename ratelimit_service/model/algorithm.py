@@ -174,7 +174,8 @@ class CounterForm(NamedTuple):
     sliding window, 0 for the two it else has. `stepped` buckets get the whole rate back at once. A
     `queue` is a bucket in which hits have places, which nobody else may get once it was told. `own`
     are the values of the algorithm's parameters that have no field here, in the order in which it
-    declares them. With `advances` processes may hold hits that are counted ahead.
+    declares them. With `advances` processes may hold hits that are counted ahead. With `holds`
+    there is room only beside what is held.
     """
 
     tick: int = 0
@@ -184,6 +185,7 @@ class CounterForm(NamedTuple):
     queue: bool = False
     own: tuple[int, ...] = ()
     advances: bool = False
+    holds: bool = False
 
 
 class CounterSpec:
@@ -200,7 +202,9 @@ class CounterSpec:
         "algorithm",
         "anchor",
         "buckets",
+        "cached",
         "form",
+        "holds",
         "limit",
         "own",
         "paired",
@@ -236,6 +240,9 @@ class CounterSpec:
         self.queue: Final = form.queue
         self.own: Final = form.own
         self.advances: Final = form.advances
+        self.holds: Final = form.holds
+        self.cached: Final = algorithm.cached and not form.holds
+        """Whether the local cache may deny: a hold can end at any time."""
         self.adds: Final = algorithm.adds and form.anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a fast path."""
         self.paired: Final = algorithm.paired and not form.buckets
@@ -253,6 +260,11 @@ class CounterSpec:
     def with_numbers(self, limit: int, rate: int) -> CounterSpec:
         """The same with other numbers of hits, on the same counters; none of them is reserved."""
         return CounterSpec(self.algorithm, limit, self.window_us, rate, form=self.form)
+
+    def as_counted(self) -> CounterSpec:
+        """A limit that nothing reaches, on the same counters, whatever is held beside them."""
+        form = self.form._replace(holds=False)
+        return CounterSpec(self.algorithm, MAX_ADDEND, self.window_us, self.rate, form=form)
 
     @property
     def most(self) -> int:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, final
 
 from ratelimit_service.model.algorithm import CounterSpec
 from ratelimit_service.model.limit import FailurePolicy
-from ratelimit_service.model.step import Receipt
+from ratelimit_service.model.step import Hold, Receipt
 
 __all__ = ["Hit", "Mode", "Outcome", "new_tuple"]
 
@@ -43,7 +43,8 @@ class Hit(NamedTuple):
     `IN_TURN`: then only the first one's addend is asked for, and the others' are 0. The one
     behind a grant is of the same descriptor, too, and has the same home. `policy` is what decides
     if the store does not. A refund with a `receipt` undoes just that charge, as far as it still
-    counts.
+    counts. In the place of a receipt stands the hold of a hit that reserves or settles, under its
+    lease; a refund with one takes hits off what is held.
     """
 
     key: bytes
@@ -55,7 +56,7 @@ class Hit(NamedTuple):
     lease: bytes = b""
     joined: bool = False
     policy: FailurePolicy = FailurePolicy.OPEN
-    receipt: Receipt | None = None
+    receipt: Receipt | Hold | None = None
 
 
 @final

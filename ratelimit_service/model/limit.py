@@ -12,7 +12,15 @@ from ratelimit_service.model.network import Grouping
 from ratelimit_service.model.schedule import Schedule
 from ratelimit_service.model.unit import SECOND_US, Unit
 
-__all__ = ["MAX_ADDEND", "MAX_EXACT", "WHOLE_PPM", "CountDenied", "FailurePolicy", "Limit"]
+__all__ = [
+    "MAX_ADDEND",
+    "MAX_EXACT",
+    "WHOLE_PPM",
+    "CountDenied",
+    "FailurePolicy",
+    "Limit",
+    "Reservations",
+]
 
 _MOST_SCOPE: Final = 12
 _DIGEST_BYTES: Final = 9
@@ -53,6 +61,19 @@ class CountDenied(StrEnum):
     """All."""
 
 
+class Reservations(NamedTuple):
+    """That hits of a limit can be held before they are counted, and how.
+
+    A reservation holds at most `most_ppm` millionths of the limit, for `ttl_us` at most (0 for as
+    long as the service lets). With `charged` it stays when its time is over, for as long as it
+    would count had it been charged then.
+    """
+
+    most_ppm: int = WHOLE_PPM
+    ttl_us: int = 0
+    charged: bool = False
+
+
 class Limit(NamedTuple):
     """`requests_per_unit` hits in every window of `multiplier` units.
 
@@ -67,7 +88,8 @@ class Limit(NamedTuple):
     at its times, and counts only then. All limits of a `pool` charge one counter, whatever the
     value of the rule's own entry; `reserved` are the hits that this one leaves to the others.
     With `count_by` only the entries with these keys tell its counters apart; empty, all do.
-    With `advances` processes may hold parts of it that are counted ahead.
+    With `advances` processes may hold parts of it that are counted ahead. With `reservations` it
+    has room only beside what is held.
     """
 
     requests_per_unit: int
@@ -89,6 +111,7 @@ class Limit(NamedTuple):
     reserved: int = 0
     count_by: tuple[str, ...] = ()
     advances: bool = False
+    reservations: Reservations | None = None
 
     @property
     def scope(self) -> str:

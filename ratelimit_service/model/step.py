@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, NamedTuple
 
-__all__ = ["Held", "Receipt", "State", "Step", "step"]
+__all__ = ["Held", "Hold", "Receipt", "State", "Step", "step"]
 
 State = int | bytes
 """What is kept of a counter, the same in memory and in Redis: an integer, or a letter that marks
@@ -21,6 +21,21 @@ class Receipt(NamedTuple):
 
     at_us: int
     until_us: int
+
+
+class Hold(NamedTuple):
+    """What a hit does that holds room beside its counter, or settles what was held.
+
+    The hit's lease names the hold. A hit that reserves holds its addend for `ttl_us`; with
+    `charged` until that would stop counting, had it been charged at the end of that time. A hit
+    that `settles` ends the hold and counts its addend, once: the id is remembered for `ttl_us`. On
+    a limit without reservations to reserve is only to ask. So it is with a `ttl_us` of 0, and a
+    settled id is not remembered then.
+    """
+
+    ttl_us: int
+    settles: bool = False
+    charged: bool = False
 
 
 class Held(NamedTuple):

@@ -193,6 +193,10 @@ class Stats:
         """Answers by overall code: `ok`, `over_limit`."""
         self.refusals = self._by_label("refusals")
         """Requests answered with an error, by reason."""
+        self.reservations = self._by_label("reservations")
+        """Reservations by what became of them: `held`, `extended`, `denied`, `too_large`,
+        `by_policy` (the store gave no answer), `settled`, `overrun` (of these, those that used more
+        than was held), `late` (nothing was held any more) and `unknown` (no id of ours)."""
         self.policy_decisions = self._by_label("policy_decisions")
         """Statuses decided by failure policy instead of count, by policy."""
         self.overrides: dict[str, int] = {}

@@ -315,6 +315,7 @@ def _charged_plainly(rule: Rule) -> Iterator[Problem]:
             "charge: first": rule.in_turn,
             "soft": limit.soft_ppm > 0,
             "count_denied": limit.count_denied,
+            "reservations": limit.reservations is not None,
         }
         why = next((name for name, holds in reasons.items() if holds), "")
         if limit.advances and why:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 
 from ratelimit_service.algorithms import ALGORITHMS, value_of
-from ratelimit_service.model import Limit
+from ratelimit_service.model import WHOLE_PPM, Limit, Reservations
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.texts import grouping_text, moment_text, schedule_text
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, ways
 from ratelimit_service.text.display import printable
+from ratelimit_service.text.durations import duration_text
 
 __all__ = ["dump"]
 
@@ -106,6 +107,7 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield "count_denied: true"
     if limit.advances:
         yield "sync: leased"
+    yield from _of_reservations(limit.reservations)
     if limit.name:
         yield f"name: {limit.name}"
 
@@ -117,6 +119,18 @@ def _of_sharing(limit: Limit) -> Iterator[str]:
         yield f"reserve: {limit.reserved}"
     if limit.count_by:
         yield f"count_by: {' '.join(limit.count_by)}"
+
+
+def _of_reservations(reservations: Reservations | None) -> Iterator[str]:
+    if reservations is None:
+        return
+    yield "reservations: true"
+    if reservations.most_ppm != WHOLE_PPM:
+        yield f"max_reservation: {reservations.most_ppm / 10_000:g}%"
+    if reservations.ttl_us:
+        yield f"max_reservation_ttl: {duration_text(reservations.ttl_us)}"
+    if reservations.charged:
+        yield "on_expiry: charge"
 
 
 def _of_algorithm(limit: Limit) -> Iterator[str]:

@@ -41,6 +41,7 @@ __all__ = [
     "LINK",
     "MAX_LIMITS",
     "MAX_NAME",
+    "ON_EXPIRY",
     "ON_LIMIT",
     "PERCENT",
     "REFERENCE_KEYS",
@@ -77,6 +78,7 @@ WHEN_KEYS: Final = ("days", "from", "to", "time_zone")
 GROUP_KEYS: Final = ("ipv4", "ipv6")
 SYNCS: Final = ("exact", "leased")
 ON_LIMIT: Final = ("deny", "enqueue")
+ON_EXPIRY: Final = ("release", "charge")
 CHARGE: Final = ("all", "first")
 
 Shape = Mapping[str, object]
@@ -225,6 +227,12 @@ AT_TOP: Final = (
         _ANSWER,
         "How answers look, for all rules of the file that do not say it themselves; see "
         "[answers](#what-answers-say).",
+    ),
+    RuleKey(
+        "reservations",
+        _SWITCH,
+        "All limits of the file take [reservations](#reservations), unless one says otherwise.",
+        "`false`",
     ),
     RuleKey("descriptors", _DESCRIPTORS, "The rules' first level."),
 )
@@ -460,6 +468,30 @@ IN_LIMIT: Final = (
         "`leased`: processes hold counted parts of the limit, and ask Redis less often; see "
         "[leased limits](#leased-limits).",
         "`exact`",
+    ),
+    RuleKey(
+        "reservations",
+        _SWITCH,
+        "Hits can be held before they are counted; see [reservations](#reservations).",
+        "the file's",
+    ),
+    RuleKey(
+        "max_reservation",
+        _matching(PERCENT),
+        "The part of the limit that one reservation may hold, as `50%`; a larger one is denied.",
+        "`100%`",
+    ),
+    RuleKey(
+        "max_reservation_ttl",
+        _matching(DURATION),
+        "The longest that one reservation may hold, if that is less than the service lets.",
+        "`--max-reservation-ttl`",
+    ),
+    RuleKey(
+        "on_expiry",
+        _word(ON_EXPIRY),
+        "What becomes of hits that nobody has settled in time: `release` them, or `charge` them.",
+        "`release`",
     ),
     RuleKey(
         "failure_policy",

@@ -45,6 +45,7 @@ from ratelimit_service.rules.language import (
     WINDOW,
 )
 from ratelimit_service.rules.problem import listed, quoted
+from ratelimit_service.rules.reservations import read_reservations
 from ratelimit_service.rules.schedule import read_schedule, read_time_zone
 
 __all__ = ["limit_name", "read_limit"]
@@ -89,10 +90,13 @@ def limit_name(fields: Fields) -> str:
     return shown
 
 
-def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
+def read_limit(
+    fields: Fields, around: Fields, key: str | None, *, reserves: bool = False
+) -> Limit | None:
     """Reads a limit; None if it is unlimited.
 
-    What is missing is reported at `key` of the mapping `around`, or else at the limit itself.
+    What is missing is reported at `key` of the mapping `around`, or else at the limit itself. In a
+    file that `reserves` limits take reservations unless they say otherwise.
     """
 
     def missing(kind: str, message: str, *, tolerated: bool = False) -> None:
@@ -137,6 +141,10 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         advances=fields.one_of("sync", SYNCS, SYNCS[0]) == "leased",
     )
     limit = limit._replace(**_in_fields(algorithm, values))
+    most_ppm, ttl_us = _ppm(fields, "max_reservation"), _length(fields, "max_reservation_ttl")
+    limit = limit._replace(
+        reservations=read_reservations(fields, limit, most_ppm, ttl_us, every=reserves)
+    )
     _check_numbers(fields, limit)
     return _within_reserve(fields, limit)
 
@@ -165,6 +173,13 @@ def _value(fields: Fields, parameter: Parameter) -> int:
     if parameter.takes is Takes.WORD:
         words = parameter.words
         return words.index(fields.one_of(name, words, words[0]))
+    return _length(fields, name)
+
+
+def _length(fields: Fields, name: str) -> int:
+    """A length of time in microseconds; 0 if it is not given, or is none, which is reported."""
+    if not fields.given(name):
+        return 0
     length_us = _length_us(fields.text(name), DURATION)
     if not length_us:
         fields.report(

@@ -137,6 +137,7 @@ def compiled(
             root.advise("literal_value", f"domain is compared as text{unmade}", key="domain")
         placing = None if shard_by is None else shard_by.keys
         rules = _RuleReader(domain, tallies, read_answer(root), reader.problems, placing)
+        rules.reserves = root.switch("reservations")
         nodes = rules.descriptors(root)
     except Unreadable:
         domain, nodes = guessed_domain, ()
@@ -201,6 +202,8 @@ class _RuleReader:
         self._common_keys = {"key", "rate_limit", "rate_limits", "descriptors", *registry.keys()}
         """Where a descriptor has no other keys, nobody looks for each of these."""
         self._problems = problems
+        self.reserves = False
+        """Whether limits take reservations that do not say it themselves."""
         self._known: dict[tuple[str, Scalars], _RateLimits] = {}
         """Limits without problems, by their key and what is written."""
 
@@ -352,7 +355,9 @@ class _RuleReader:
         limits: list[Limit] = []
         seen: dict[object, Fields] = {}
         for fields in mappings:
-            limit = read_limit(fields, descriptor, None if listed_ones else key)
+            limit = read_limit(
+                fields, descriptor, None if listed_ones else key, reserves=self.reserves
+            )
             if limit is None:
                 limit_name(fields)
                 if listed_ones:

@@ -35,6 +35,8 @@ def limit_text(limit: Limit) -> str:
     if limit.advances:
         spec = spec_of(limit)
         words.append(f"leased, at most {spec.limit} in one call" if spec.rate else "leased")
+    if limit.reservations is not None:
+        words.append("takes reservations")
     return ", ".join(words)
 
 

@@ -46,6 +46,7 @@ def _contradictions(rule: Rule) -> Iterator[str]:
     for name, given in (
         ("count_denied", any(_counts_denied(limit) for limit in rule.limits)),
         ("max_wait", any(limit.max_wait_us for limit in rule.limits)),
+        ("reservations", any(limit.reservations is not None for limit in rule.limits)),
         ("soft of a bucket", any(_soft_bucket(limit) for limit in rule.limits)),
     ):
         if given:

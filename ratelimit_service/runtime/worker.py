@@ -46,6 +46,7 @@ from ratelimit_service.service import CallOrigin, Refusal, Service
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.spans import Spans
+from ratelimit_service.wire.reservations import unmarked
 
 if TYPE_CHECKING:
     from ratelimit_service.grpc.grpcio import GrpcioServer
@@ -309,7 +310,11 @@ class _Worker:
         self, number: bytes, body: bytes, origins: Sequence[CallOrigin] | None = None
     ) -> None:
         if self._deciding is not None:
-            (answer,) = await self._deciding.service.decide([body], origins=origins)
+            service = self._deciding.service
+            if (reserving := unmarked(body)) is not None:
+                answer = await service.reservations.call(*reserving)
+            else:
+                (answer,) = await service.decide([body], origins=origins)
             code, content = (
                 (answer.code, answer.message.encode())
                 if isinstance(answer, Refusal)

@@ -40,6 +40,7 @@ from ratelimit_service.service.planned import PlannedRequest, leased
 from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch
+from ratelimit_service.service.reserving import Reservations
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     DROPPED,
@@ -94,6 +95,10 @@ class Service:
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self.overrides = OverridesInForce(settings, store, self._planning)
         """The overrides that are in force here."""
+        self.reservations = Reservations(
+            snapshot, store, settings, stats, self._planning, self.overrides
+        )
+        """What is held before a stream begins, and settled when it has ended."""
         self._answering = Answering(settings, store, stats, self._faults, rare_log, clock, note)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""

@@ -164,6 +164,12 @@ class Settings:
         "a hits_addend of their own), or all. Unset: reported where rules come over xDS, else "
         "none.",
     )
+    reservations: bool = _DECISIONS.setting(
+        False, SWITCH, "All limits take reservations that do not say how they take them."
+    )
+    max_reservation_ttl_us: int = _DECISIONS.setting(
+        600_000_000, DURATION, "The longest that a reservation holds hits."
+    )
     shadow_mode: bool = _DECISIONS.setting(False, SWITCH, "Deny nothing, whatever the rules say.")
     quota_mode: bool = _DECISIONS.setting(False, SWITCH, "Treat every rule as a quota.")
     near_limit_ratio: float = _DECISIONS.setting(
@@ -240,6 +246,9 @@ class Settings:
         SWITCH,
         "Take no refunds (is_negative_hits). Slots of a concurrency limit are then given back only "
         "by their lease's end.",
+    )
+    no_reservations: bool = _GRPC.setting(
+        False, SWITCH, "Reserve and settle nothing: these methods answer UNIMPLEMENTED."
     )
     max_connection_age_us: int = _GRPC.setting(
         0,

@@ -276,5 +276,5 @@ def _cached(hit: Hit) -> bool:
         hit.addend == 1
         and hit.mode is Mode.ENFORCED
         and not (hit.count_denied or hit.refund)
-        and hit.spec.algorithm.cached
+        and hit.spec.cached
     )

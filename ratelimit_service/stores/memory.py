@@ -7,8 +7,10 @@ is (`memory_counter`), and which one goes where there is no room (`memory_tables
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from ratelimit_service.algorithms import holding
 from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.model import CounterSpec, Hit, Mode, Outcome, Step
@@ -28,6 +30,7 @@ from ratelimit_service.stores import (
 )
 from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.memory_counter import UNSETTLED, MemoryCounter, bulk_of
+from ratelimit_service.stores.memory_holds import HoldingCounter
 from ratelimit_service.stores.memory_tables import CounterTable, CounterTables
 
 __all__ = ["MemoryStore"]
@@ -158,8 +161,8 @@ class MemoryStore(CounterTables):
         tables, mask = self._tables, len(self._tables) - 1
         try:
             for hit in hits:
-                key, spec, addend, mode, _, refund, lease, _, _, _ = hit
-                if refund or mode is _GRANT:
+                key, spec, addend, mode, _, refund, lease, _, _, receipt = hit
+                if refund or mode is _GRANT or receipt is not None:
                     break
                 table = tables[hash(key) & mask]
                 counter = table.get(key)
@@ -198,7 +201,8 @@ class MemoryStore(CounterTables):
         """
         if any(hit.count_denied or hit.refund for hit in hits):
             return None
-        steps, _, by = settle(hits, self.state, self._clock())
+        now = self._clock()
+        steps, _, by = settle(hits, self.state, now, partial(self._held, now))
         return None if by < 0 else _settled(steps, by)
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
@@ -207,7 +211,7 @@ class MemoryStore(CounterTables):
         found: list[Look | None] = []
         for peek in peeks:
             state = self.state(peek.key)
-            step = peek.spec.algorithm.charge(state, now, 0, peek.spec, False, b"")
+            step = holding.peek(peek, state, now, {}, partial(self._held, now))
             until_us = step.reset_us if step.passed else step.retry_us
             outcome = Outcome(not step.passed, step.remaining, until_us, 0)
             found.append(Look(outcome, state, now))
@@ -221,12 +225,13 @@ class MemoryStore(CounterTables):
                 self._dropped(counter)
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Settled:
-        steps, changes, by = settle(hits, self.state, now)
+        steps, changes, by = settle(hits, self.state, now, partial(self._held, now))
         spared: set[bytes] = set()
         crammed = False
-        for key, (hit, step) in changes.items():
+        for name, (hit, step) in changes.items():
             if step.state is None:
                 continue
+            key = hit.key
             table = self._table(key)
             counter = table.get(key)
             if counter is None:
@@ -239,6 +244,9 @@ class MemoryStore(CounterTables):
                     crammed = not self._evict(now, spared)
                 counter = table[key] = MemoryCounter(hit.spec)
                 self._size += 1
+            if name != key:
+                self._hold(table, counter, name, hit, step, now)
+                continue
             self._bulk += bulk_of(step.state) - bulk_of(counter.packed)
             counter.set(step.state)
             counter.spec = hit.spec
@@ -254,6 +262,32 @@ class MemoryStore(CounterTables):
         if damaged:
             self._corrupt_state.note(len(damaged), damaged[0])
         return _settled(steps, by)
+
+    def _held(self, now: int, key: bytes, hold_id: bytes) -> int:
+        """What is held beside a counter at that moment, as `ReadHeld` says it."""
+        counter = self._table(key).get(key)
+        if not isinstance(counter, HoldingCounter):
+            return 0
+        counter.expire(now)
+        return counter.held(hold_id)
+
+    def _hold(
+        self,
+        table: CounterTable,
+        counter: MemoryCounter,
+        name: bytes,
+        hit: Hit,
+        step: Step,
+        now: int,
+    ) -> None:
+        """Writes what is held beside a counter under a name of `holding.Changes`."""
+        hold_id = holding.held_by(name, hit.key)
+        if not hold_id or not isinstance(step.state, int):
+            return  # the sum follows from the holds
+        if not isinstance(counter, HoldingCounter):
+            counter = table[hit.key] = HoldingCounter.of(counter)
+        counter.hold(hold_id, step.state, step.reset_us, now)
+        self._bulk += counter.grown()
 
 
 def _settled(steps: Sequence[Step], by: int) -> Settled:

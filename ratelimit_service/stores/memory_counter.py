@@ -45,6 +45,11 @@ class MemoryCounter:
         """The count of now in the low bits, that of before above."""
         self.packed: bytes | None = None
 
+    @property
+    def bulk(self) -> int:
+        """How many further counters it counts for."""
+        return bulk_of(self.packed)
+
     def get(self) -> State | None:
         """The state; none of a counter in which nothing has been counted."""
         if self.number < 0:

@@ -12,7 +12,7 @@ from typing import Final
 from ratelimit_service.model import State
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.stores.memory_counter import MemoryCounter, bulk_of
+from ratelimit_service.stores.memory_counter import MemoryCounter
 
 __all__ = ["CounterTable", "CounterTables"]
 
@@ -157,4 +157,4 @@ class CounterTables:
     def _dropped(self, counter: MemoryCounter) -> None:
         """Notes that a counter is in no table any more."""
         self._size -= 1
-        self._bulk -= bulk_of(counter.packed)
+        self._bulk -= counter.bulk

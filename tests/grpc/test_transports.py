@@ -19,6 +19,7 @@ from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.model import Code, Request
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from ratelimit_service.wire.reservations import RESERVING_SERVICE
 from tests.grpc.transports import TRANSPORTS
 from tests.service.asking import Asking, Busy, Timed, descriptor
 from tests.waiting import PATIENCE_SECONDS
@@ -279,6 +280,7 @@ async def test_reflection(server: Server, version: str) -> None:
         ReflectionRequest(file_containing_symbol=f"{SERVICE}.{METHOD}"),
         ReflectionRequest(file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"),
         ReflectionRequest(file_containing_symbol="grpc.health.v1.Health.Check"),
+        ReflectionRequest(file_containing_symbol=f"{RESERVING_SERVICE}.Reserve"),
         ReflectionRequest(file_containing_symbol=f"{SERVICE}.Nothing"),
     ]
 
@@ -287,10 +289,11 @@ async def test_reflection(server: Server, version: str) -> None:
     assert {service.name for service in listed.list_services_response.service} == {
         SERVICE,
         "grpc.health.v1.Health",
+        RESERVING_SERVICE,
         "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }
-    texts = [b"unit_multiplier", b"unit_multiplier", b"list_services", b"SERVING"]
+    texts = [b"unit_multiplier", b"unit_multiplier", b"list_services", b"SERVING", b"amount"]
     for answer, text in zip(found, texts, strict=True):
         assert any(text in file for file in answer.file_descriptor_response.file_descriptor_proto)
     assert [answer.original_request for answer in found] == questions[1:-1]

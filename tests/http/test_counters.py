@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from ratelimit_service.settings import Settings
+from ratelimit_service.wire.reservations import ReserveRequest
 from tests.http.conftest import AdminSite, StartSite
 
 
@@ -25,6 +26,21 @@ async def test_inspect(admin: AdminSite) -> None:
     assert answer["descriptor"] == [["user", "ann"]]
     assert [(each["count"], each["remaining"]) for each in answer["counters"]] == [(1, 1)]
     assert (await inspected(admin, r"user=a\,b"))["descriptor"] == [["user", "a,b"]]
+
+
+async def test_inspect_tells_what_is_held(start_site: StartSite) -> None:
+    """What reservations hold stands beside the count, and is not left for others."""
+    limit = "{unit: year, requests_per_unit: 9, reservations: true}"
+    rules = f"domain: edge\ndescriptors: [{{key: user, rate_limit: {limit}}}]"
+    site = await start_site(Settings(), rules)
+    await site.asking.ask("user=ann")
+    message = ReserveRequest(domain="edge", amount=6)
+    message.descriptors.add().entries.add(key="user", value="ann")
+
+    await site.asking.service.reservations.call("Reserve", message.SerializeToString())
+    (counter,) = (await inspected(site, "user=ann"))["counters"]
+
+    assert (counter["count"], counter["held"], counter["remaining"]) == (1, 6, 2)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_service.model import Anchor, Calendar, FailurePolicy, Limit, Unit
+from ratelimit_service.model import Anchor, Calendar, FailurePolicy, Limit, Reservations, Unit
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 
 CASES = [
+    (
+        "{unit: day, requests_per_unit: 9, reservations: true, max_reservation: 50%, "
+        "max_reservation_ttl: 2m, on_expiry: charge}",
+        Limit(9, Unit.DAY, reservations=Reservations(500_000, 120_000_000, charged=True)),
+        "9 per day, takes reservations",
+        "algorithm: fixed_window, reservations: true, max_reservation: 50%, "
+        "max_reservation_ttl: 2m, on_expiry: charge",
+    ),
     (
         "{window: 90s, requests_per_unit: 2, anchor: first_hit}",
         Limit(2, Unit.SECOND, 90, anchor=Anchor.FIRST_HIT),

@@ -1,7 +1,7 @@
 -- The rule of passing: the same as settle.py, see there. Expects the table `algorithms`.
 -- A hit is { key, spec, addend, mode, count_denied, refund, lease, joined, receipt }, its spec
 -- { algorithm, limit, window and so on } as in Python; `read` gives a key's state. Returns a step for
--- each hit and, by key, the steps to write. No redis.call here.
+-- each hit and, by key, the steps to write. What is held beside counters is for the table `holding`. No redis.call here.
 
 local ENFORCED, SHADOW, QUOTA, IN_TURN, GRANT, ADVANCE = 0, 1, 2, 3, 4, 5
 local LEAST_ADVANCE = 4
@@ -32,10 +32,14 @@ end
 
 local function charge(hit, changes, read, now)
   local state = state_of(hit.key, changes, read)
-  local algorithm = algorithms[hit.spec.algorithm]
-  local addend = hit.mode == ADVANCE and given(hit, state, now) or hit.addend
-  local step = algorithm.charge(state, now, addend, hit.spec, hit.count_denied, hit.lease)
-  if step.counted > 0 then
+  local algorithm, step = algorithms[hit.spec.algorithm], nil
+  if hit.spec.holds or hit.hold then
+    step = holding.charge(hit, state, now, changes)
+  else
+    local addend = hit.mode == ADVANCE and given(hit, state, now) or hit.addend
+    step = algorithm.charge(state, now, addend, hit.spec, hit.count_denied, hit.lease)
+  end
+  if step.counted > 0 and (not hit.hold or hit.hold.settles) then
     changes[hit.key] = step
   end
   return step
@@ -43,6 +47,9 @@ end
 
 local function peek(hit, changes, read, now)
   local state = state_of(hit.key, changes, read)
+  if hit.spec.holds then
+    return holding.peek(hit, state, now, changes)
+  end
   return algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
 end
 
@@ -109,9 +116,14 @@ local function settle(hits, read, now)
   for place, hit in ipairs(hits) do
     if hit.refund then
       local state = state_of(hit.key, committed, read)
-      local step = algorithms[hit.spec.algorithm].refund(state, now, hit.addend, hit.spec, hit.lease, hit.receipt)
+      local step
+      if hit.spec.holds or hit.hold then
+        step = holding.refund(hit, state, now, committed)
+      else
+        step = algorithms[hit.spec.algorithm].refund(state, now, hit.addend, hit.spec, hit.lease, hit.receipt)
+      end
       steps[place] = step
-      if step.counted > 0 then
+      if step.counted > 0 and not hit.hold then
         committed[hit.key] = step
       end
     end

@@ -87,17 +87,25 @@ async def _told(deciding: Deciding, about: About) -> object:
     limits = _in_force(planned, overridden)
     # A limit so high that nothing reaches it: then hits beyond the limit's own are told, too.
     peeks = [
+        Hit(hit.key, limit.spec.as_counted(), 0)
+        for limit, hit in zip(limits, planned.hits, strict=True)
+    ]
+    beside = [
         Hit(hit.key, limit.spec.with_numbers(MAX_ADDEND, limit.spec.rate), 0)
         for limit, hit in zip(limits, planned.hits, strict=True)
+        if limit.spec.holds
     ]
     grants = _grants(planned, meeting, overridden)
     each_grant = [(grant, hit) for granted in grants for grant, hit in granted]
-    found = await deciding.look_at([*peeks, *[hit for _, hit in each_grant]])
+    found = await deciding.look_at([*peeks, *[hit for _, hit in each_grant], *beside])
     looks, grants_looks = found[: len(peeks)], iter(found[len(peeks) :])
+    beside_looks = iter(found[len(found) - len(beside) :])
     counters = []
     all_told = zip(planned.rule.limits, limits, peeks, looks, grants, strict=True)
     for of_rule, limit, peek, look, granted in all_told:
         counter = _counter(limit, peek, look, deciding.shard_of(peek))
+        if limit.spec.holds:
+            _add_held(counter, next(beside_looks))
         if deciders := _deciders(overridden, meeting, of_rule):
             counter["rule_limit"] = limit_text(of_rule.limit)
             counter["by_override"] = [{"kind": each.kind, "id": each.id} for each in deciders]
@@ -203,6 +211,19 @@ def _counter(limit: CompiledLimit, peek: Hit, look: Look | None, shard: str) -> 
             for one in each[-_MOST_HELD:]
         ]
     return found
+
+
+def _add_held(counter: dict[str, object], look: Look | None) -> None:
+    """Says what is held beside a counter, and what is left with that."""
+    used, capacity = counter.get("count"), counter["capacity"]
+    if look is None or not isinstance(used, int) or not isinstance(capacity, int):
+        return
+    held = MAX_ADDEND - look.outcome.remaining - used
+    counter |= {
+        "held": held,
+        "remaining": max(0, capacity - used - held),
+        "over": used + held >= capacity,
+    }
 
 
 def _time(at_us: int) -> str:

@@ -28,7 +28,6 @@ from ratelimit_service.errors import OverrideError, StatusCode
 from ratelimit_service.eventloop.slices import slowly
 from ratelimit_service.limiter import DomainOverrides, Plan, grant_end
 from ratelimit_service.model import (
-    MAX_ADDEND,
     MAX_PATTERNS,
     SECOND_US,
     Descriptor,
@@ -340,7 +339,7 @@ async def _counts(
         hit.key: limit.limit.name
         for limit, hit in zip(planned.rule.limits, planned.hits, strict=True)
     }
-    peeks = [Hit(hit.key, hit.spec.with_numbers(MAX_ADDEND, hit.spec.rate), 0) for hit in hits]
+    peeks = [Hit(hit.key, hit.spec.as_counted(), 0) for hit in hits]
     looks = await deciding.look_at(peeks)
     return [
         {

@@ -277,8 +277,8 @@ class Advances:
 
     def _pay(self, hit: Hit, now_us: int, wanting: list[Balance]) -> Outcome | None:
         """Spends a hit, if its balance can pay all of it. Notes who should ask for an advance."""
-        key, spec, addend, mode, count_denied, refund, _, _, _, _ = hit
-        if not (spec.advances and addend) or mode or count_denied or refund:
+        key, spec, addend, mode, count_denied, refund, _, _, _, receipt = hit
+        if not (spec.advances and addend) or mode or count_denied or refund or receipt:
             return None
         balance = self._table.get((key, spec.reserved))
         if balance is None or balance.unspent < addend or now_us >= balance.end_us:

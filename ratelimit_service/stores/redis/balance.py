@@ -126,4 +126,4 @@ def payable(hit: Hit) -> bool:
     """Whether a hit may be paid from what is held; others have to be charged plainly."""
     if not hit.spec.advances or not hit.addend:
         return False
-    return not (hit.mode or hit.count_denied or hit.refund)
+    return not (hit.mode or hit.count_denied or hit.refund or hit.receipt)

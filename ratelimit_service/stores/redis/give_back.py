@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ratelimit_service.model import Hit, Mode, Outcome, Receipt
+from ratelimit_service.model import Hit, Hold, Mode, Outcome, Receipt
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
@@ -74,8 +74,10 @@ def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
 
     Hits that counted without room were told how long to wait for room, not when their window ends.
     So their window is taken to be that of `at_us`. If the clock has stepped back it can be another
-    one, and the counter holds more rather than less.
+    one, and the counter holds more rather than less. What was reserved is let go of.
     """
+    if isinstance(hit.receipt, Hold):
+        return hit._replace(mode=Mode.ENFORCED, refund=True, addend=outcome.charged, joined=False)
     reset_us = outcome.reset_us
     if outcome.over:
         charge = hit.spec.algorithm.charge

@@ -7,7 +7,34 @@ local UNDO = 3
 local GRANT, ADVANCE = 4, 5
 local NO_LEASE = string.rep("\0", 8)
 
-local settle = load_settle()
+local HAS_HOLD, SETTLES, CHARGED = 2, 4, 8
+
+-- Loaded when a hit is met that holds, or has room only beside what is held.
+local holds
+local function held(key, id)
+  holds = holds or load_holds(now)
+  return holds.read(key, id)
+end
+local holding = setmetatable({}, { __index = function(holding, name)
+  for each, charge_or_refund in pairs(load_holding(held)) do
+    holding[each] = charge_or_refund
+  end
+  return rawget(holding, name)
+end })
+
+local settle = load_settle(holding)
+
+-- What a hit holds, or settles, as it stands behind the rest of its spec.
+local function unpack_hold(spec, at)
+  local flags, hold
+  flags, at = struct.unpack(">B", packed, at)
+  spec.holds = flags % 2 == 1
+  if flags % 4 >= HAS_HOLD then
+    hold = { settles = flags % 8 >= SETTLES, charged = flags >= CHARGED }
+    hold.ttl, at = struct.unpack(">d", packed, at)
+  end
+  return hold, at
+end
 
 local function periods_of(number, first, this, following, ending)
   return function(moment)
@@ -39,10 +66,13 @@ local function unpack_hit(key, at)
     local variant
     spec.rate, spec.tick, spec.buckets, variant, at = struct.unpack(">I4BI2B", packed, at)
     spec.first_hit, spec.stepped, spec.queue = variant % 2 == 1, variant % 4 >= 2, variant % 8 >= 4
-    if variant >= 8 then
+    if variant % 16 >= 8 then
       for _, name in ipairs(own_parameters[spec.algorithm]) do
         spec[name], at = struct.unpack(">d", packed, at)
       end
+    end
+    if variant >= 16 then
+      hit.hold, at = unpack_hold(spec, at)
     end
   end
   if flags % 128 >= 64 then
@@ -113,5 +143,8 @@ return function(index, count, from, late)
     hits[number], from = unpack_hit(KEYS[index + number], from)
   end
   local steps, changes = settle_safely(hits, late)
+  if holds then
+    holds.write(changes)
+  end
   return steps, changes, from
 end

@@ -1,5 +1,5 @@
 -- The end of the script that Redis runs: reads what is charged, settles it, writes the changes.
--- KEYS: the counter of each hit, request after request.
+-- KEYS: the counter of each hit, request after request; behind them, only to name them, the keys of what is held.
 -- ARGV[1]: the time in microseconds, or "" for Redis' own.
 -- ARGV[2]: the hits, as script.py packs them. Each request begins with the number of its hits (2 bytes). It is
 -- settled at once if 32768 was added to that. A 0 begins a deadline instead, which holds for all requests behind
@@ -194,8 +194,8 @@ end
 
 local head = pack(">I8I8", tonumber(ARGV[3] or 0), now)
 if next(marks) then
-  for position = 1, #KEYS do
-    outcomes[#KEYS + position] = string.char(marks[position] or 0)
+  for position = 1, index do
+    outcomes[index + position] = string.char(marks[position] or 0)
   end
 end
 return head .. table.concat(outcomes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import starmap
+from itertools import chain, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,6 +17,7 @@ from ratelimit_service.model import (
     Calendar,
     CounterSpec,
     Hit,
+    Hold,
     Mode,
     Outcome,
 )
@@ -24,7 +25,7 @@ from ratelimit_service.stores import PRIORITIES
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.batch import Batch
 
-__all__ = ["MAX_CALL_WEIGHT", "SCRIPT", "SHA", "ScriptCall", "weight"]
+__all__ = ["HELD_KEYS", "MAX_CALL_WEIGHT", "SCRIPT", "SHA", "ScriptCall", "weight"]
 
 MAX_CALL_WEIGHT: Final = 256
 """The most that one script call weighs, so that it holds Redis for a millisecond at most: 128 hits
@@ -48,7 +49,8 @@ _GRANT: Final = 128
 
 _REST_OF_SPEC: Final = struct.Struct(">IBHB")
 """With _MORE the rest of a spec: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
-for a queue, 8 where the algorithm's own parameters follow."""
+for a queue, 8 where the algorithm's own parameters follow, 16 where behind these follows whether
+there is room only beside what is held, and what is to be held or settled."""
 
 _OWN: Final = struct.Struct(">d")
 """One of the algorithm's own parameters, in the order in which it declares them."""
@@ -64,6 +66,19 @@ _RECEIPT: Final = struct.Struct(">dd")
 
 _SETTLED: Final = 1 << 15
 """A mark beside a request's number of hits: it is settled without trying the fast path first."""
+
+_HOLDS: Final = 1
+_HAS_HOLD: Final = 2
+_SETTLES: Final = 4
+_CHARGED: Final = 8
+_HOLD: Final = struct.Struct(">Bd")
+"""What a hit does with the hold that its lease names: these flags, and a time to live."""
+
+HELD_KEYS: Final = (b"~h", b"~a")
+"""Behind the key of a counter: what is held beside it, by its end and by its id."""
+
+_HELD_WEIGHT: Final = 4
+"""What it weighs more to look at what is held."""
 
 _NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 
@@ -113,10 +128,14 @@ def _joined() -> str:
         )
     ]
     parts.append("\n".join(["local own_parameters = {}", *own]))
-    parts.append(f"local function load_settle()\n{text('settle')}\nreturn settle\nend")
+    parts.append(f"local function load_settle(holding)\n{text('settle')}\nreturn settle\nend")
     here = _PACKAGE / "stores" / "redis"
-    long_way = (here / "long_way.lua").read_text()
-    parts.append(f"local function load_long_way(packed, now, read, doubt)\n{long_way}\nend")
+    parts += [
+        "local function load_long_way(packed, now, read, doubt)",
+        f"local function load_holding(held)\n{text('holding')}\nend",
+        f"local function load_holds(now)\n{(here / 'holds.lua').read_text()}\nend",
+        f"{(here / 'long_way.lua').read_text()}\nend",
+    ]
     parts.append((here / "script.lua").read_text())
     return "\n".join(parts)
 
@@ -162,19 +181,37 @@ def _form(spec: CounterSpec) -> _Form:
     """Works out a spec's form, and remembers it."""
     algorithm = spec.algorithm
     number, rest, flags = _NUMBERS[algorithm.name], b"", 0
-    if not spec.adds:
-        variant = (spec.anchor is Anchor.FIRST_HIT) + 2 * spec.stepped + 4 * spec.queue
-        variant += 8 * bool(spec.own)
-        rest = _REST_OF_SPEC.pack(spec.rate, spec.tick, spec.buckets, variant)
-        rest += b"".join([_OWN.pack(value) for value in spec.own])
+    if spec.holds or not spec.adds:
+        rest = _rest(spec, None)
         flags = _MORE
     single = b""
     if not isinstance(spec.anchor, Calendar):
         single = _HIT.pack(spec.limit, spec.window_us, 1, number, flags) + rest
     if len(_forms) >= _MAX_FORMS:
         _forms.clear()  # callers bring limits of their own
-    form = _forms[id(spec)] = _Form(spec, number, rest, single, algorithm.weight(spec))
+    weight = algorithm.weight(spec) + _HELD_WEIGHT * spec.holds
+    form = _forms[id(spec)] = _Form(spec, number, rest, single, weight)
     return form
+
+
+def _rest(spec: CounterSpec, hold: Hold | None) -> bytes:
+    """What follows a hit: the rest of its spec, and what it holds or settles."""
+    variant = (spec.anchor is Anchor.FIRST_HIT) + 2 * spec.stepped + 4 * spec.queue
+    variant += 8 * bool(spec.own)
+    behind = b""
+    if hold is not None:
+        flags = _HOLDS * spec.holds | _HAS_HOLD | _SETTLES * hold.settles | _CHARGED * hold.charged
+        behind = _HOLD.pack(flags, hold.ttl_us)
+    elif spec.holds:
+        behind = bytes([_HOLDS])
+    variant += 16 * bool(behind)
+    rest = _REST_OF_SPEC.pack(spec.rate, spec.tick, spec.buckets, variant)
+    return rest + b"".join([_OWN.pack(value) for value in spec.own]) + behind
+
+
+def _looks_at_held(hit: Hit) -> bool:
+    """Whether the script looks at what is held beside a hit's counter."""
+    return hit[1].holds or isinstance(hit[9], Hold)
 
 
 def weight(hits: Sequence[Hit]) -> int:
@@ -198,6 +235,8 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     _, number, rest, single, _ = form
     if single and hit[2:8] == _SINGLE:
         return single, _SETTLED
+    if isinstance(receipt, Hold):
+        rest, receipt = _rest(spec, receipt), None
     flags: int = mode
     if mode is Mode.GRANT:
         flags, number = 0, number + _GRANT
@@ -228,6 +267,7 @@ class ScriptCall:
     """One call of the script, from the first request that it charges to what its reply says."""
 
     __slots__ = (
+        "_held",
         "_hits",
         "_not_after_us",
         "_packed",
@@ -270,6 +310,8 @@ class ScriptCall:
         """The smallest one of these batches."""
         self.weight = 0
         self._hits: list[Hit] = []
+        self._held: list[bytes] = []
+        """The keys of those beside whose counters the script looks at what is held."""
         self._packed: list[bytes] = []
         self._not_after_us = 0
 
@@ -303,9 +345,13 @@ class ScriptCall:
                     part, at_once = _packed(hit, form, self.now_us)
                     packed.append(part)
                     led |= at_once
+                    if _looks_at_held(hit):
+                        self._held.append(hit[0])
             if weight > MAX_CALL_WEIGHT and lighter:
                 weight = lighter
                 del packed[start:]
+                held = len(self._held) - sum(map(_looks_at_held, hits))
+                del self._held[held:]
                 break
             charged += hits
             count += 1
@@ -327,10 +373,13 @@ class ScriptCall:
         argument, and each request begins with the number of its hits. In the server the `prefix`
         stands before each key.
         """
-        keys = map(_KEY, self._hits)
+        keys: Iterator[bytes] = map(_KEY, self._hits)
+        if self._held:
+            keys = chain(keys, [key + each for key in self._held for each in HELD_KEYS])
         if prefix:
             keys = map(prefix.__add__, keys)
-        return len(self._hits), *keys, self.now_us if judge else "", b"".join(self._packed)
+        count = len(self._hits) + len(HELD_KEYS) * len(self._held)
+        return count, *keys, self.now_us if judge else "", b"".join(self._packed)
 
     @property
     def in_one_slot(self) -> bool:

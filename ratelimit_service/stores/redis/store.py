@@ -41,6 +41,7 @@ from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.divided import DividedCharge
 from ratelimit_service.stores.redis.give_back import GivenBack
+from ratelimit_service.stores.redis.script import HELD_KEYS
 from ratelimit_service.stores.redis.shard import Home, Shard
 from ratelimit_service.stores.redis.topology import RingOfShards, Topology
 
@@ -191,7 +192,11 @@ class RedisStore:
         Raises StoreError at the first one that cannot be reached; those before it have been reset.
         """
         for hit in hits:
-            await self._command(self._find, hit, ("DEL", self.key(hit.key)))
+            keys = [
+                hit.key,
+                *([hit.key + behind for behind in HELD_KEYS] if hit.spec.holds else ()),
+            ]
+            await self._command(self._find, hit, ("DEL", *map(self.key, keys)))
         self._given_back([hit.key for hit in hits])
 
     async def _command(
@@ -333,7 +338,7 @@ class RedisStore:
             (settled,) = await result
             at_us = self._find(peek)[0].server.clock.now_us()
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
-                if peek.spec.algorithm.held is None:
+                if peek.spec.algorithm.held is None or peek.spec.holds:
                     return Look(outcome, None, at_us)
                 state = await self._state(peek)
                 if state or outcome.remaining == peek.spec.limit:

@@ -1,0 +1,178 @@
+"""What is held beside a counter: hits that a request has reserved, and will settle.
+
+What is held never counts. A limit with reservations has room for hits while counted + held + hits
+is within it, whatever its algorithm. To settle ends the hold and counts what was used, as of now.
+Two things are kept of a counter: the sum of its holds, and each hold's hits by its id. Their names
+stand among those of counters in `Changes`, so that a request is tried and settled as ever.
+`lua/holding.lua` is the same arithmetic. Nothing is stored here and no time is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ratelimit_service.model import Hit, Hold, State, Step
+
+__all__ = [
+    "KEEPS_END",
+    "SETTLED",
+    "Changes",
+    "ReadHeld",
+    "charge",
+    "held_by",
+    "only_holds",
+    "peek",
+    "refund",
+]
+
+ReadHeld = Callable[[bytes, bytes], int]
+"""The hits that a counter's key and an id hold, 0 for none; without an id all hits that are held.
+`SETTLED` if the id was settled."""
+
+Changes = dict[bytes, tuple[Hit, Step]]
+"""For each counter that changed: the last hit on it and the step whose state is to be kept. Names
+that begin with a zero byte are of what is held: `held_by` tells which."""
+
+SETTLED: Final = -1
+"""Stands for the hits of an id that was settled. It is remembered, so that it counts once."""
+
+KEEPS_END: Final = -1
+"""In the place of a hold's life: it ends when it would have ended."""
+
+_MOST_HOLDS: Final = 10_000
+"""A hold counts as so small a part of its limit at least: so a counter has no more of them."""
+
+_TOTAL: Final = b"\0h"
+_ONE: Final = b"\0i"
+
+
+def only_holds(hit: Hit) -> bool:
+    """Whether a hit leaves its counter as it is, whatever it holds beside it."""
+    return isinstance(hit.receipt, Hold) and not hit.receipt.settles
+
+
+def held_by(name: bytes, key: bytes) -> bytes | None:
+    """By which id hits are held under a name of a counter's changes; None for the counter itself.
+
+    It is empty for the sum of all that is held.
+    """
+    if name == key:
+        return None
+    return name[len(_ONE) : -len(key)] if name.startswith(_ONE) else b""
+
+
+def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: ReadHeld) -> Step:
+    """What becomes of a hit beside what is held; what it holds or settles is noted in `changes`."""
+    hold = hit.receipt
+    total = _held(hit.key, b"", changes, held)
+    if not isinstance(hold, Hold):
+        return _beside(hit, state, now_us, hit.addend, total)
+    own = _held(hit.key, hit.lease, changes, held)
+    if hold.settles:
+        return _settle(hit, hold, state, now_us, changes, (total, own))
+    hits = max(hit.addend, -(-hit.spec.limit // _MOST_HOLDS)) if hit.addend else 0
+    beside = total - max(0, own) if hit.spec.holds else 0
+    step = hit.spec.algorithm.charge(state, now_us, beside + hits, hit.spec, False, b"")
+    more = 0
+    if step.passed and hits and own != SETTLED and hit.spec.holds and hold.ttl_us:
+        life_us = hold.ttl_us
+        if hold.charged:  # had it been charged then, it would count for so long
+            then_us = now_us + life_us
+            life_us += hit.spec.algorithm.charge(None, then_us, hits, hit.spec, True, b"").reset_us
+        _note(hit, hits, life_us, beside + hits, changes)
+        more = max(0, hits - max(0, own))
+    return Step(
+        step.passed,
+        state,
+        step.remaining if step.passed else _left(hit, state, now_us, beside),
+        step.reset_us,
+        step.retry_us,
+        more,
+        step.damaged,
+    )
+
+
+def refund(hit: Hit, state: State | None, now_us: int, changes: Changes, held: ReadHeld) -> Step:
+    """Gives hits back: those of the counter, or with a hold some that it holds."""
+    hold, algorithm = hit.receipt, hit.spec.algorithm
+    total = _held(hit.key, b"", changes, held)
+    if not isinstance(hold, Hold):
+        step = algorithm.refund(state, now_us, hit.addend, hit.spec, hit.lease, hold)
+        return step._replace(remaining=max(0, step.remaining - total))
+    own = _held(hit.key, hit.lease, changes, held)
+    given_back = min(max(0, own), hit.addend)
+    if given_back:
+        total -= given_back
+        _note(hit, own - given_back, KEEPS_END, total, changes)
+    step = algorithm.refund(state, now_us, 0, hit.spec, b"", None)
+    remaining = max(0, step.remaining - total)
+    return Step(True, state, remaining, step.reset_us, 0, given_back, step.damaged)
+
+
+def peek(hit: Hit, state: State | None, now_us: int, changes: Changes, held: ReadHeld) -> Step:
+    """What is left on the counter of a hit, beside what is held."""
+    total = _held(hit.key, b"", changes, held) if hit.spec.holds else 0
+    return _beside(hit._replace(count_denied=False, lease=b""), state, now_us, 0, total)
+
+
+def _beside(hit: Hit, state: State | None, now_us: int, addend: int, held: int) -> Step:
+    """Charges hits if they fit beside what is held, or in any case if they count when denied."""
+    algorithm, spec, force = hit.spec.algorithm, hit.spec, hit.count_denied
+    if not held:
+        return algorithm.charge(state, now_us, addend, spec, force, hit.lease)
+    both = algorithm.charge(state, now_us, held + addend, spec, False, b"")
+    if not both.passed and not force:
+        remaining = _left(hit, state, now_us, held)
+        return both._replace(state=state, remaining=remaining, counted=0)
+    step = algorithm.charge(state, now_us, addend, spec, force, hit.lease)
+    if both.passed:
+        return step._replace(remaining=both.remaining)
+    remaining = _left(hit, state, now_us, held)
+    return step._replace(passed=False, remaining=remaining, retry_us=both.retry_us)
+
+
+def _left(hit: Hit, state: State | None, now_us: int, held: int) -> int:
+    """The hits for which there is room beside so many that are held."""
+    step = hit.spec.algorithm.charge(state, now_us, 0, hit.spec, False, b"")
+    return max(0, step.remaining - held) if step.passed else 0
+
+
+def _settle(
+    hit: Hit,
+    hold: Hold,
+    state: State | None,
+    now_us: int,
+    changes: Changes,
+    amounts: tuple[int, int],
+) -> Step:
+    """Ends a hold, and counts what was used; of an id that was settled nothing more.
+
+    The step has passed if there was a hold. What remains is then what it has held. What counts
+    hits beyond its limit counts all of them; a bucket is full at the most.
+    """
+    (total, own), algorithm = amounts, hit.spec.algorithm
+    if own == SETTLED:
+        return Step(False, state, 0, 0, 0, 0, False)
+    step = algorithm.charge(state, now_us, hit.addend, hit.spec, True, b"")
+    if not step.counted and step.remaining and not step.passed:
+        step = algorithm.charge(state, now_us, step.remaining, hit.spec, False, b"")
+    if hold.ttl_us:
+        _note(hit, SETTLED, hold.ttl_us, total - own, changes)
+    held = min(own, hit.spec.limit)
+    return Step(own > 0, step.state, held, step.reset_us, 0, step.counted, step.damaged)
+
+
+def _held(key: bytes, hold_id: bytes, changes: Changes, held: ReadHeld) -> int:
+    change = changes.get(_ONE + hold_id + key if hold_id else _TOTAL + key)
+    if change is None:
+        return held(key, hold_id)
+    hits = change[1].state
+    assert isinstance(hits, int)  # noqa: S101 -- as `_note` has written it
+    return hits
+
+
+def _note(hit: Hit, hits: int, life_us: int, total: int, changes: Changes) -> None:
+    """Notes what an id holds from now on, for how long, and what is held with that."""
+    changes[_ONE + hit.lease + hit.key] = hit, Step(True, hits, 0, life_us, 0, 0, False)
+    changes[_TOTAL + hit.key] = hit, Step(True, total, 0, 0, 0, 0, False)

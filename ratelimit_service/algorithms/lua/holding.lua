@@ -1,0 +1,119 @@
+-- What is held beside a counter: the same as holding.py; see there. Expects the tables `algorithms` and `held`, the
+-- function that gives what an id holds, or with "" all that is held. No redis.call here.
+
+local MOST_HOLDS = 10000
+local SETTLED = -1
+
+local function amount(key, id, changes)
+  local change = changes[(id == "" and "\0h" or "\0i" .. id) .. key]
+  if change then
+    return change.state
+  end
+  return held(key, id)
+end
+
+local function note(hit, hits, life, total, changes)
+  changes["\0i" .. hit.lease .. hit.key] = { key = hit.key, id = hit.lease, state = hits, life = life }
+  changes["\0h" .. hit.key] = { key = hit.key, id = "", state = total }
+end
+
+local function left(hit, state, now, beside)
+  local step = algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
+  return step.passed and math.max(0, step.remaining - beside) or 0
+end
+
+local function charge_beside(hit, state, now, addend, beside, force, lease)
+  local charge, spec = algorithms[hit.spec.algorithm].charge, hit.spec
+  if beside == 0 then
+    return charge(state, now, addend, spec, force, lease)
+  end
+  local both = charge(state, now, beside + addend, spec, false, "")
+  if not both.passed and not force then
+    both.remaining, both.state, both.counted = left(hit, state, now, beside), state, 0
+    return both
+  end
+  local step = charge(state, now, addend, spec, force, lease)
+  if both.passed then
+    step.remaining = both.remaining
+  else
+    step.passed, step.retry, step.remaining = false, both.retry, left(hit, state, now, beside)
+  end
+  return step
+end
+
+local function settle_hold(hit, state, now, changes, total, own)
+  local charge = algorithms[hit.spec.algorithm].charge
+  if own == SETTLED then
+    return { passed = false, state = state, remaining = 0, reset = 0, retry = 0, counted = 0 }
+  end
+  local step = charge(state, now, hit.addend, hit.spec, true, "")
+  if step.counted == 0 and step.remaining > 0 and not step.passed then
+    step = charge(state, now, step.remaining, hit.spec, false, "")
+  end
+  if hit.hold.ttl > 0 then
+    note(hit, SETTLED, hit.hold.ttl, total - own, changes)
+  end
+  step.passed, step.remaining, step.retry = own > 0, math.min(own, hit.spec.limit), 0
+  return step
+end
+
+local function reserve(hit, state, now, changes, total, own)
+  local charge, spec, hits = algorithms[hit.spec.algorithm].charge, hit.spec, 0
+  if hit.addend > 0 then
+    hits = math.max(hit.addend, math.ceil(spec.limit / MOST_HOLDS))
+  end
+  local beside = spec.holds and total - math.max(0, own) or 0
+  local step = charge(state, now, beside + hits, spec, false, "")
+  local more = 0
+  if step.passed and hits > 0 and own ~= SETTLED and spec.holds and hit.hold.ttl > 0 then
+    local life = hit.hold.ttl
+    if hit.hold.charged then
+      life = life + charge(false, now + life, hits, spec, true, "").reset
+    end
+    note(hit, hits, life, beside + hits, changes)
+    more = math.max(0, hits - math.max(0, own))
+  end
+  if not step.passed then
+    step.remaining = left(hit, state, now, beside)
+  end
+  step.state, step.counted = state, more
+  return step
+end
+
+local holding = {}
+
+function holding.charge(hit, state, now, changes)
+  if not hit.hold then
+    local total = amount(hit.key, "", changes)
+    return charge_beside(hit, state, now, hit.addend, total, hit.count_denied, hit.lease)
+  end
+  local own = amount(hit.key, hit.lease, changes)
+  local total = amount(hit.key, "", changes)
+  return (hit.hold.settles and settle_hold or reserve)(hit, state, now, changes, total, own)
+end
+
+function holding.refund(hit, state, now, changes)
+  local refund = algorithms[hit.spec.algorithm].refund
+  local total = amount(hit.key, "", changes)
+  local step, given
+  if hit.hold then
+    local own = amount(hit.key, hit.lease, changes)
+    given = math.min(math.max(0, own), hit.addend)
+    if given > 0 then
+      total = total - given
+      note(hit, own - given, nil, total, changes)
+    end
+    step = refund(state, now, 0, hit.spec, "")
+    step.counted = given
+  else
+    step = refund(state, now, hit.addend, hit.spec, hit.lease, hit.receipt)
+  end
+  step.remaining = math.max(0, step.remaining - total)
+  return step
+end
+
+function holding.peek(hit, state, now, changes)
+  return charge_beside(hit, state, now, 0, amount(hit.key, "", changes), false, "")
+end
+
+return holding

@@ -1,0 +1,342 @@
+"""Reservations: hits that are held before a stream begins, and settled when it has ended.
+
+Which limits a request meets is planned as for any request, so a settle finds what was held by the
+descriptors alone. What must not live here: how hits are held (`stores`), and messages (`wire`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import urandom
+from typing import Final
+
+from ratelimit_service.errors import BadRequestError, StatusCode
+from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.limiter import Plan
+from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Mode, Outcome
+from ratelimit_service.model.refusal import Answer, Refusal
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.faults import Faults
+from ratelimit_service.service.overrides.in_force import OverridesInForce
+from ratelimit_service.service.planned import PlannedRequest
+from ratelimit_service.service.planning import Planning
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import NEVER, Settled, Store, Verdict
+from ratelimit_service.wire import reservations as wire
+
+__all__ = ["Reservations"]
+
+_ID_BYTES: Final = 16
+_LEASE_BYTES: Final = 8
+
+_REMEMBERED_US: Final = 60_000_000
+"""For so long, beyond the longest reservation, a settled id is known."""
+
+_ATTEMPTS: Final = 4
+_AGAIN_SECONDS: Final = 0.05
+"""A settle is sent so often at most to homes that do not answer, with a pause that doubles."""
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A request with its overrides."""
+
+    plans: Sequence[Plan]
+    settled: Settled
+    """What it comes to if it has no hits."""
+    banned: bool
+
+
+class Reservations:
+    """Reserves and settles, one request at a time."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        store: Store,
+        settings: Settings,
+        stats: Stats,
+        planning: Planning,
+        overrides: OverridesInForce,
+    ) -> None:
+        """Plans and overrides are those of the service."""
+        self._snapshot = snapshot
+        self._store = store
+        self._settings = settings
+        self._stats = stats
+        self._planning = planning
+        self._overrides = overrides
+        self._faults = Faults(stats)
+
+    async def call(self, method: str, message: bytes, deadline_us: int = NEVER) -> Answer:
+        """Answers a call of one of `RESERVING_METHODS`. Raises nothing.
+
+        No room is looked for after the deadline. What was used is counted in any case.
+        """
+        if self._settings.no_reservations:
+            return Refusal(
+                StatusCode.UNIMPLEMENTED,
+                "reservations are not taken: this service has --no-reservations",
+            )
+        try:
+            if method == "Reserve":
+                return await self._reserve(wire.read_reserve(message), deadline_us)
+            if method == "Commit":
+                return await self._commit(wire.read_commit(message))
+            asked = wire.read_asked(message)
+            if method == "Report":
+                planned = self._plan(asked)
+                hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+                _tally_settled(planned.plans, await self._settle(hits))
+                return wire.encode_code(True)
+            return await self._check(asked, deadline_us)
+        except _RefusedError as error:
+            return error.answer
+        except BadRequestError as error:
+            self._stats.refusals[error.reason] += 1
+            return Refusal(error.code, str(error))
+        except Exception as error:
+            return self._faults.request(error)
+
+    async def _reserve(self, asked: wire.Reserving, deadline_us: int) -> bytes:
+        most_us = self._settings.max_reservation_ttl_us
+        if asked.id and _id_of(asked.id) is None:
+            raise BadRequestError(
+                "reservation_id", "reservation_id is none: send one that Reserve has answered"
+            )
+        known = _id_of(asked.id)
+        hold_id = urandom(_ID_BYTES) if known is None else known
+        planned = self._plan(asked)
+        tally = self._stats.reservations
+        if _too_large(planned.plans, asked.hits or 0):
+            tally["too_large"] += 1
+            return wire.encode_reserved(False, "")
+        hits = _holding(planned.plans, asked.hits, hold_id, min(asked.ttl_us or most_us, most_us))
+        settled = await self._charge(planned, hits, deadline_us)
+        if not settled.verdict.passes:
+            tally["denied"] += 1
+            _tally_denied(planned.plans, settled.outcomes, asked.hits or 0)
+            return wire.encode_reserved(False, "")
+        answered = [outcome for outcome in settled.outcomes if outcome is not None]
+        if hits and not answered:
+            tally["by_policy"] += 1
+            return wire.encode_reserved(True, "")
+        tally["extended" if asked.id else "held"] += 1
+        return wire.encode_reserved(True, hold_id.hex())
+
+    async def _commit(self, asked: wire.Reserving) -> bytes:
+        hold_id = _id_of(asked.id)
+        tally = self._stats.reservations
+        planned = self._plan(asked)
+        if hold_id is None:  # nobody can have reserved by this
+            hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+            _tally_settled(planned.plans, await self._settle(hits))
+            tally["unknown"] += 1
+            return wire.encode_committed(False)
+        remembered_us = self._settings.max_reservation_ttl_us + _REMEMBERED_US
+        hits = _settling(planned.plans, asked.hits, hold_id, remembered_us)
+        outcomes = await self._settle(hits)
+        _tally_settled(planned.plans, outcomes)
+        held = [
+            outcome
+            for hit, outcome in zip(hits, outcomes, strict=True)
+            if outcome is not None and not outcome.over and hit.spec.holds
+        ]
+        tally["settled" if held else "late"] += 1
+        if any((asked.hits or 0) > outcome.remaining for outcome in held):
+            tally["overrun"] += 1
+        return wire.encode_committed(bool(held))
+
+    async def _check(self, asked: wire.Reserving, deadline_us: int) -> bytes:
+        planned = self._plan(asked)
+        hits = _holding(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+        settled = await self._charge(planned, hits, deadline_us)
+        return wire.encode_code(settled.verdict.passes)
+
+    def _plan(self, asked: wire.Reserving) -> _Planned:
+        """The limits that a request meets now. Raises `_RefusedError` if it is answered without."""
+        snapshot, now = self._snapshot(), now_us()
+        if snapshot.times is not None:
+            snapshot = at_moment(snapshot, now)
+        planning, body = self._planning, asked.body
+        known = planning.requests.get(body, snapshot.number)
+        planned: list[PlannedRequest | Answer] = [known or planning.ask(body, snapshot)]
+        (first,) = planned
+        if not isinstance(first, PlannedRequest):
+            raise _RefusedError(first)
+        banned = False
+        if self._overrides.active:
+            found = self._overrides.apply([body], planned, snapshot, now)
+            (one,) = planned
+            overridden = found[0] if found else None
+            banned = overridden is not None and overridden.banned
+            if isinstance(one, PlannedRequest) and not banned:
+                first = one  # a ban stops no settle, and denies what is reserved
+        return _Planned(first.plans, first.settled, banned)
+
+    async def _charge(self, planned: _Planned, hits: Sequence[Hit], deadline_us: int) -> Settled:
+        """What becomes of a request with these hits. Raises `_RefusedError` if it has no answer."""
+        if planned.banned:
+            return Settled([], Verdict.DENIED)
+        settled = planned.settled
+        if hits:
+            charged: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+            self._store.charge([hits], charged.set_result, deadline_us=deadline_us)
+            (settled,) = await charged
+        if settled.verdict in (Verdict.WITHIN, Verdict.ADMITTED, Verdict.DENIED):
+            return settled
+        raise _RefusedError(
+            Refusal(StatusCode.UNAVAILABLE, "the store gave no answer in time: try again")
+        )
+
+    async def _settle(self, hits: Sequence[Hit]) -> list[Outcome | None]:
+        """Settles hits, each once, also where an answer got lost; None where there was none."""
+        found: list[Outcome | None] = [None] * len(hits)
+        pause = _AGAIN_SECONDS
+        for attempt in range(_ATTEMPTS):
+            missing = [
+                index
+                for index, outcome in enumerate(found)
+                if outcome is None and (not attempt or _counts_once(hits[index]))
+            ]
+            if not missing:
+                break
+            if attempt:
+                await asyncio.sleep(pause)
+                pause *= 2
+            charged: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+            self._store.charge([[hits[index] for index in missing]], charged.set_result)
+            (settled,) = await charged
+            for index, outcome in zip(missing, settled.outcomes, strict=False):
+                found[index] = outcome
+        return found
+
+
+class _RefusedError(Exception):
+    """A request that is answered without being held or settled."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def _tally_settled(plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> None:
+    """Adds what was used to the rules' metrics: once, as it is counted."""
+    in_order = iter(outcomes)
+    for plan in plans:
+        charged = [
+            outcome.charged
+            for hit in plan.hits
+            if (outcome := next(in_order)) is not None and not hit.spec.algorithm.leases
+        ]
+        if plan.node.tally is not None and charged:
+            plan.node.tally.hits += max(charged)
+            plan.node.tally.within += max(charged)
+
+
+def _tally_denied(plans: Sequence[Plan], outcomes: Sequence[Outcome | None], number: int) -> None:
+    """Adds what was denied to the metrics of those rules that had no room."""
+    in_order = iter(outcomes)
+    for plan in plans:
+        several = [next(in_order, None) for _ in plan.hits]
+        is_over = any(outcome is not None and outcome.over for outcome in several)
+        if plan.node.tally is not None and is_over:
+            plan.node.tally.hits += number
+            plan.node.tally.over += number
+
+
+def _id_of(text: str) -> bytes | None:
+    """The bytes of an id; None if it is none of ours."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return found if len(found) == _ID_BYTES else None
+
+
+def _counts_once(hit: Hit) -> bool:
+    """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
+    return hit.receipt is not None or hit.refund
+
+
+def _pays_in_turn(plan: Plan) -> bool:
+    """Whether one of the limits pays: then which one, a settle could not tell."""
+    return bool(plan.hits) and plan.hits[0].mode is Mode.IN_TURN
+
+
+def _too_large(plans: Sequence[Plan], hits: int) -> bool:
+    """Whether one of the limits lets no reservation hold so much."""
+    return any(
+        limit.limit.reservations is not None
+        and plan.rule.hit_mode is Mode.ENFORCED
+        and hits * WHOLE_PPM > limit.spec.limit * limit.limit.reservations.most_ppm
+        for plan in plans
+        for limit in plan.rule.limits
+    )
+
+
+def _of(hit: Hit, number: int | None) -> Hit:
+    """The hit with this number of hits; of those that pay in turn only the first one has any."""
+    return hit if number is None or not hit.addend else hit._replace(addend=number)
+
+
+def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
+    """The hits under an id: of several on one counter each has a hold of its own."""
+    met: Counter[bytes] = Counter()
+    named = []
+    for hit in hits:
+        if hit.receipt is None and not hit.spec.algorithm.leases:
+            named.append(hit)
+            continue
+        if hit.spec.algorithm.leases:
+            named.append(hit._replace(lease=hold_id[:_LEASE_BYTES]))
+            continue
+        behind = bytes([met[hit.key] % 256]) if met[hit.key] else b""
+        met[hit.key] += 1
+        named.append(hit._replace(lease=hold_id + behind))
+    return named
+
+
+def _holding(plans: Sequence[Plan], number: int | None, hold_id: bytes, ttl_us: int) -> list[Hit]:
+    """The hits of a request that reserves; with no time to live it only asks."""
+    hits = []
+    for plan in plans:
+        for limit, hit in zip(plan.rule.limits, plan.hits, strict=True):
+            asked = _of(hit, number)._replace(count_denied=False)
+            if hit.policy is FailurePolicy.LOCAL:
+                asked = asked._replace(policy=FailurePolicy.OPEN)  # nobody could settle it
+            if hit.spec.algorithm.leases:
+                hits.append(asked._replace(addend=1 if ttl_us else 0))
+                continue
+            of_limit = limit.limit.reservations
+            for_us, charged = ttl_us, False
+            if of_limit is not None:
+                for_us, charged = min(ttl_us, of_limit.ttl_us or ttl_us), of_limit.charged
+            if plan.rule.hit_mode is not Mode.ENFORCED or _pays_in_turn(plan):
+                for_us = 0
+            hits.append(asked._replace(receipt=Hold(for_us, charged=charged)))
+    return _named(hits, hold_id)
+
+
+def _settling(
+    plans: Sequence[Plan], number: int | None, hold_id: bytes, remembered_us: int
+) -> list[Hit]:
+    """The hits of a request that settles. They count, whatever the limits say."""
+    hits = []
+    for plan in plans:
+        if _pays_in_turn(plan):
+            hits += [_of(hit, number)._replace(policy=FailurePolicy.OPEN) for hit in plan.hits]
+            continue
+        for hit in plan.hits:
+            settled = _of(hit, number)._replace(joined=False, policy=FailurePolicy.OPEN)
+            if hit.spec.algorithm.leases:
+                hits.append(settled._replace(addend=1, refund=True))
+                continue
+            hold = Hold(remembered_us, settles=True)
+            hits.append(settled._replace(mode=Mode.SHADOW, count_denied=True, receipt=hold))
+    return _named(hits, hold_id)
