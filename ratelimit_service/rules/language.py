@@ -1,8 +1,8 @@
 """Every key of a rule file: where it stands, what it takes, and the sentence that explains it.
 
 The reader's lists of keys, the JSON Schema and the tables of docs/rules.md are made of these
-rows. What an algorithm or a matcher adds is declared there. How values are read does not live
-here (`schema`, `limits`).
+rows, which is why they stand in one long module. What an algorithm or a matcher adds is declared
+there. How values are read does not live here (`schema`, `limits`).
 """
 
 from __future__ import annotations

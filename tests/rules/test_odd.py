@@ -174,10 +174,10 @@ def test_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should reading fail all the same, it is a problem of that file, and of no other."""
     read = limits.read_limit
 
-    def failing(fields: Fields, around: Fields, key: str | None) -> Limit | None:
+    def failing(fields: Fields, around: Fields, key: str | None, *, reserves: bool) -> Limit | None:
         if fields.source().file == "bad":
             raise RecursionError("too deep")
-        return read(fields, around, key)
+        return read(fields, around, key, reserves=reserves)
 
     monkeypatch.setattr(schema, "read_limit", failing)
     text = "domain: {}\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 1}}}}]"
