@@ -79,6 +79,8 @@ _REPLIES = "a store's reply ends in it, and no other comes"
 
 EXCUSED = {
     "Batches._replied": _REPLIES,
+    "CallBatch._answer_on": _OUTERMOST,
+    "CallBatch._call_then": _OUTERMOST,
     "CallBatch.answer": _OUTERMOST,
     "LocalCache._learn": _REPLIES,
     "LocalCache._settled": _REPLIES,
