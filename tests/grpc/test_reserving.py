@@ -26,9 +26,9 @@ from ratelimit_service.wire.reservations import (
     ReserveResponse,
 )
 from tests.grpc.transports import TRANSPORTS
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking, Away, descriptor
 from tests.service.overriding import BAN, EXEMPT, override
+from tests.waiting import PATIENCE_SECONDS
 
 RULES = """
 domain: llm
