@@ -30,7 +30,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.model.call_origin import CallOrigin, Headers
 from ratelimit_service.rules.paths import Source, parse_path, path_text
-from ratelimit_service.service.records import DecisionRecord
+from ratelimit_service.service.records import DecisionRecord, Reserved
 from ratelimit_service.telemetry.parents import parent_of, request_id_of
 from ratelimit_service.text.json_slips import json_slip
 
@@ -65,7 +65,7 @@ class BadDecisionError(RateLimitError):
 
 
 class NothingAskedError(BadDecisionError):
-    """A decision about a request that could not be read when it came."""
+    """A line of a request that could not be read when it came, or that settles what was held."""
 
 
 class LoggedDecision(NamedTuple):
@@ -176,11 +176,29 @@ def decision_part(record: DecisionRecord, hashed: HashValue | None, store: str, 
     if record.paid:
         paid = [{"descriptor": at, "limit": name} for at, name in record.paid]
         text += f',"paid":{_json(paid)}'
+    text += _reserved_part(record.reserved)
     if store and record.hit is not None:
         text += f',"store":{_json(store)}' + (f',"shard":{_json(shard)}' if shard else "")
     if record.took_us >= 0:
         text += f',"duration_seconds":{record.took_us / SECOND_US}'
     return text
+
+
+def _reserved_part(reserved: Reserved | None) -> str:
+    """The field of what was held or settled, if anything was, with a comma before it."""
+    if reserved is None:
+        return ""
+    fields: dict[str, object] = {"id": reserved.id} if reserved.id else {}
+    if reserved.settles:
+        if reserved.hits is not None:
+            fields |= {"hits": reserved.hits, "held": reserved.held}
+            if reserved.hits > reserved.held > 0:
+                fields["overrun"] = reserved.hits - reserved.held
+        return f',"settle":{_json(fields)}'
+    fields |= {"hits": reserved.hits, "ttl_seconds": reserved.ttl_us / SECOND_US}
+    if reserved.too_large:
+        fields["too_large"] = True
+    return f',"reserve":{_json(fields)}'
 
 
 def origin_part(peer: str, headers: Headers, hashed: HashValue | None) -> str:
@@ -289,6 +307,8 @@ def read_line(text: str, moment_us: Callable[[str], int]) -> LoggedDecision:
         raise BadDecisionError(f'the line is no decision of version {DECISION_SCHEMA} ("v")')
     if "unreadable" in fields:
         raise NothingAskedError("the request could not be read when it came")
+    if "settle" in fields:
+        raise NothingAskedError("what was used was counted, and nothing was asked")
     try:
         return LoggedDecision(moment_us(fields["time"]), read_request(fields), fields)
     except KeyError as error:

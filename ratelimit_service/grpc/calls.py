@@ -30,14 +30,8 @@ from ratelimit_service.grpc.h2.limits import MAX_WATCHES
 from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
-from ratelimit_service.service import (
-    NEVER,
-    PRIORITIES,
-    Answer,
-    Refusal,
-    Service,
-    counted_until,
-)
+from ratelimit_service.model.call_origin import CallOrigin
+from ratelimit_service.service import NEVER, PRIORITIES, Answer, Refusal, Service, counted_until
 from ratelimit_service.wire import METHOD, SERVICE
 from ratelimit_service.wire.reservations import RESERVING_METHODS, RESERVING_SERVICE
 
@@ -350,8 +344,10 @@ class ServiceCalls:
             deadline_us = NEVER
             if calls.head.timeout_us is not None:
                 deadline_us = counted_until(now_us, calls.head.timeout_us)
-            for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True):
-                coming = self._service.reservations.call(method, message, deadline_us)
+            origins: Sequence[CallOrigin | None] = calls.origins or [None] * len(calls.messages)
+            of_each = zip(calls.stream_ids, calls.messages, origins, strict=True)
+            for stream_id, message, origin in of_each:
+                coming = self._service.reservations.call(method, message, deadline_us, origin)
                 task = asyncio.get_running_loop().create_task(
                     self._reserve(client, stream_id, coming)
                 )

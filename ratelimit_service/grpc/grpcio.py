@@ -162,7 +162,8 @@ class GrpcioServer:
         deadline_us = NEVER
         if seconds is not None:
             deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
-        answer = await self._service.reservations.call(method, message, deadline_us)
+        origin = _caller(context) if self._service.events.wants_origins else None
+        answer = await self._service.reservations.call(method, message, deadline_us, origin)
         return await _answered(answer, context)
 
     async def _check(self, message: bytes, context: _Context) -> bytes:

@@ -170,7 +170,9 @@ class HttpPort(Port):
         except BadRequestError as error:
             self._stats.refusals[error.reason] += 1
             return web.Response(status=400, text=f"{error}\n")
-        (answer,) = await self._decide([marked(method, message)])
+        wanted = self._settings.otel_traces or self._settings.decision_log
+        origins = [_caller(request)] if wanted else None
+        (answer,) = await self._decide([marked(method, message)], origins=origins)
         if isinstance(answer, bytes):
             return answer
         status = _HTTP_STATUS.get(answer.code, 500)

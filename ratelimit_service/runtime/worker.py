@@ -312,7 +312,8 @@ class _Worker:
         if self._deciding is not None:
             service = self._deciding.service
             if (reserving := unmarked(body)) is not None:
-                answer = await service.reservations.call(*reserving)
+                origin = origins[0] if origins else None
+                answer = await service.reservations.call(*reserving, origin=origin)
             else:
                 (answer,) = await service.decide([body], origins=origins)
             code, content = (

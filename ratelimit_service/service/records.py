@@ -14,11 +14,25 @@ from ratelimit_service.rules.paths import Source
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.stores import BROKEN, Settled, Verdict
 
-__all__ = ["DecidedBatch", "DecisionRecord", "Listener", "is_denied", "record"]
+__all__ = ["DecidedBatch", "DecisionRecord", "Listener", "Reserved", "is_denied", "record"]
 
 _WITHIN: Final = Verdict.WITHIN
 _ADMITTED: Final = Verdict.ADMITTED
 _DENIED: Final = Verdict.DENIED
+
+
+class Reserved(NamedTuple):
+    """What was reserved or settled: a part of the id, empty without one, and the hits.
+
+    They are held for `ttl_us`, or `too_large` to be held. What `settles` ends a hold of `held`.
+    """
+
+    settles: bool
+    id: str
+    hits: int | None
+    ttl_us: int = 0
+    too_large: bool = False
+    held: int = 0
 
 
 class DecisionRecord(NamedTuple):
@@ -31,7 +45,8 @@ class DecisionRecord(NamedTuple):
     where the rule stands. `caller` is who asked, None if nobody has looked, and `took_us` how long
     the answer took, -1 if that is unknown. `overrides` are those of an operator that took part.
     Of limits that pay in turn `in_turn` names those that were asked, and `paid` has those of the
-    request that have paid, with the places of their descriptors.
+    request that have paid, with the places of their descriptors. `reserved` is there if hits were
+    held or settled.
     """
 
     body: bytes
@@ -49,6 +64,7 @@ class DecisionRecord(NamedTuple):
     overrides: tuple[Override, ...] = ()
     in_turn: tuple[str, ...] = ()
     paid: Sequence[tuple[int, str]] = ()
+    reserved: Reserved | None = None
 
     @property
     def denied(self) -> bool:

@@ -11,20 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import urandom
-from typing import Final
+from typing import Final, NamedTuple
 
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.eventloop.clock import elapsed_us, now_us
 from ratelimit_service.limiter import Plan
 from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Mode, Outcome
+from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.decision_events import DecisionEvents
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.overrides.in_force import OverridesInForce
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.planning import Planning
+from ratelimit_service.service.records import DecidedBatch, Reserved, record
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Settled, Store, Verdict
 from ratelimit_service.wire import reservations as wire
@@ -34,12 +37,22 @@ __all__ = ["Reservations"]
 _ID_BYTES: Final = 16
 _LEASE_BYTES: Final = 8
 
+_LOGGED_DIGITS: Final = 8
+"""So many of an id are told to others than who holds it."""
+
 _REMEMBERED_US: Final = 60_000_000
 """For so long, beyond the longest reservation, a settled id is known."""
 
 _ATTEMPTS: Final = 4
 _AGAIN_SECONDS: Final = 0.05
 """A settle is sent so often at most to homes that do not answer, with a pause that doubles."""
+
+
+class _Came(NamedTuple):
+    """When a call came, and who has made it, if somebody has looked."""
+
+    at_us: int
+    origin: CallOrigin | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,8 @@ class Reservations:
         overrides: OverridesInForce,
     ) -> None:
         """Plans and overrides are those of the service."""
+        self.events: DecisionEvents | None = None
+        """Who hears of what is reserved and settled, if anybody does."""
         self._snapshot = snapshot
         self._store = store
         self._settings = settings
@@ -73,11 +88,18 @@ class Reservations:
         self._overrides = overrides
         self._faults = Faults(stats)
 
-    async def call(self, method: str, message: bytes, deadline_us: int = NEVER) -> Answer:
-        """Answers a call of one of `RESERVING_METHODS`. Raises nothing.
+    async def call(
+        self,
+        method: str,
+        message: bytes,
+        deadline_us: int = NEVER,
+        origin: CallOrigin | None = None,
+    ) -> Answer:
+        """Answers a call of one of `RESERVING_METHODS`, made by `origin`. Raises nothing.
 
         No room is looked for after the deadline. What was used is counted in any case.
         """
+        came = _Came(elapsed_us(), origin)
         if self._settings.no_reservations:
             return Refusal(
                 StatusCode.UNIMPLEMENTED,
@@ -85,15 +107,19 @@ class Reservations:
             )
         try:
             if method == "Reserve":
-                return await self._reserve(wire.read_reserve(message), deadline_us)
+                return await self._reserve(wire.read_reserve(message), deadline_us, came)
             if method == "Commit":
-                return await self._commit(wire.read_commit(message))
+                return await self._commit(wire.read_commit(message), came)
             asked = wire.read_asked(message)
             if method == "Report":
                 planned = self._plan(asked)
                 hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
-                _tally_settled(planned.plans, await self._settle(hits))
-                return wire.encode_code(True)
+                outcomes = await self._settle(hits)
+                _tally_settled(planned.plans, outcomes)
+                answer = wire.encode_code(True)
+                settled = Settled(outcomes, Verdict.ADMITTED)
+                self._tell(asked, planned, settled, answer, Reserved(True, "", None), came)
+                return answer
             return await self._check(asked, deadline_us)
         except _RefusedError as error:
             return error.answer
@@ -103,7 +129,7 @@ class Reservations:
         except Exception as error:
             return self._faults.request(error)
 
-    async def _reserve(self, asked: wire.Reserving, deadline_us: int) -> bytes:
+    async def _reserve(self, asked: wire.Reserving, deadline_us: int, came: _Came) -> bytes:
         most_us = self._settings.max_reservation_ttl_us
         if asked.id and _id_of(asked.id) is None:
             raise BadRequestError(
@@ -113,44 +139,76 @@ class Reservations:
         hold_id = urandom(_ID_BYTES) if known is None else known
         planned = self._plan(asked)
         tally = self._stats.reservations
+        ttl_us = min(asked.ttl_us or most_us, most_us)
+        reserved = Reserved(False, asked.id[:_LOGGED_DIGITS], asked.hits, ttl_us)
+        denied = wire.encode_reserved(False, "")
         if _too_large(planned.plans, asked.hits or 0):
             tally["too_large"] += 1
-            return wire.encode_reserved(False, "")
-        hits = _holding(planned.plans, asked.hits, hold_id, min(asked.ttl_us or most_us, most_us))
+            reserved = reserved._replace(too_large=True)
+            self._tell(asked, planned, Settled([], Verdict.DENIED), denied, reserved, came)
+            return denied
+        hits = _holding(planned.plans, asked.hits, hold_id, ttl_us)
         settled = await self._charge(planned, hits, deadline_us)
         if not settled.verdict.passes:
             tally["denied"] += 1
             _tally_denied(planned.plans, settled.outcomes, asked.hits or 0)
-            return wire.encode_reserved(False, "")
-        answered = [outcome for outcome in settled.outcomes if outcome is not None]
-        if hits and not answered:
+            self._tell(asked, planned, settled, denied, reserved, came)
+            return denied
+        reservation_id = hold_id.hex()
+        if hits and all(outcome is None for outcome in settled.outcomes):
+            reservation_id = ""
             tally["by_policy"] += 1
-            return wire.encode_reserved(True, "")
-        tally["extended" if asked.id else "held"] += 1
-        return wire.encode_reserved(True, hold_id.hex())
+        else:
+            tally["extended" if asked.id else "held"] += 1
+        answer = wire.encode_reserved(True, reservation_id)
+        reserved = reserved._replace(id=reservation_id[:_LOGGED_DIGITS])
+        self._tell(asked, planned, settled, answer, reserved, came)
+        return answer
 
-    async def _commit(self, asked: wire.Reserving) -> bytes:
+    async def _commit(self, asked: wire.Reserving, came: _Came) -> bytes:
         hold_id = _id_of(asked.id)
         tally = self._stats.reservations
         planned = self._plan(asked)
+        remembered_us = self._settings.max_reservation_ttl_us + _REMEMBERED_US
         if hold_id is None:  # nobody can have reserved by this
             hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
-            _tally_settled(planned.plans, await self._settle(hits))
-            tally["unknown"] += 1
-            return wire.encode_committed(False)
-        remembered_us = self._settings.max_reservation_ttl_us + _REMEMBERED_US
-        hits = _settling(planned.plans, asked.hits, hold_id, remembered_us)
+        else:
+            hits = _settling(planned.plans, asked.hits, hold_id, remembered_us)
         outcomes = await self._settle(hits)
         _tally_settled(planned.plans, outcomes)
         held = [
-            outcome
+            outcome.remaining
             for hit, outcome in zip(hits, outcomes, strict=True)
             if outcome is not None and not outcome.over and hit.spec.holds
         ]
-        tally["settled" if held else "late"] += 1
-        if any((asked.hits or 0) > outcome.remaining for outcome in held):
+        tally["unknown" if hold_id is None else "settled" if held else "late"] += 1
+        if any((asked.hits or 0) > hits_held for hits_held in held):
             tally["overrun"] += 1
-        return wire.encode_committed(bool(held))
+        answer = wire.encode_committed(bool(held))
+        told = "" if hold_id is None else asked.id[:_LOGGED_DIGITS]
+        reserved = Reserved(True, told, asked.hits, held=min(held, default=0))
+        settled = Settled(outcomes, Verdict.ADMITTED)
+        self._tell(asked, planned, settled, answer, reserved, came)
+        return answer
+
+    def _tell(
+        self,
+        asked: wire.Reserving,
+        planned: _Planned,
+        settled: Settled,
+        answer: Answer,
+        reserved: Reserved,
+        came: _Came,
+    ) -> None:
+        """Tells whoever listens what was reserved or settled."""
+        if self.events is None or not self.events.listeners:
+            return
+        request = PlannedRequest(list(planned.plans), (), None, 0, None, False, planned.settled)
+        took_us = elapsed_us() - came.at_us
+        told = record(wire.logged(asked), request, settled, answer, came.origin, took_us)
+        if reserved.settles:
+            told = told._replace(outcome=None)  # it says what was held, not what is left
+        self.events.tell(DecidedBatch.of([told._replace(reserved=reserved)]))
 
     async def _check(self, asked: wire.Reserving, deadline_us: int) -> bytes:
         planned = self._plan(asked)

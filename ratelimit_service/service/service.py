@@ -95,18 +95,19 @@ class Service:
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self.overrides = OverridesInForce(settings, store, self._planning)
         """The overrides that are in force here."""
+        self.events = DecisionEvents(self._faults)
+        """Who hears of decisions."""
         self.reservations = Reservations(
             snapshot, store, settings, stats, self._planning, self.overrides
         )
         """What is held before a stream begins, and settled when it has ended."""
+        self.reservations.events = self.events
         self._answering = Answering(settings, store, stats, self._faults, rare_log, clock, note)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
         self._compiler = self._planning.compiler
         self.enqueueing: Enqueueing | None = None
         """Takes the denied requests of rules that have a queue."""
-        self.events = DecisionEvents(self._faults)
-        """Who hears of decisions."""
         self._decisions = DecisionLog.if_wanted(self._serves)
 
     def wait_us(self, priority: int) -> int:

@@ -44,6 +44,7 @@ __all__ = [
     "encode_code",
     "encode_committed",
     "encode_reserved",
+    "logged",
     "marked",
     "read_asked",
     "read_commit",
@@ -108,6 +109,12 @@ def read_asked(message: bytes) -> Reserving:
     for descriptor in request.descriptors:
         descriptor.is_negative_hits = False
     return Reserving(request.SerializeToString())
+
+
+def logged(asked: Reserving) -> bytes:
+    """The request with its hits, as a RateLimitRequest."""
+    # One message behind another is both in one.
+    return asked.body + RateLimitRequest(hits_addend=asked.hits or 0).SerializeToString()
 
 
 def encode_reserved(passes: bool, reservation_id: str) -> bytes:

@@ -36,7 +36,7 @@ class DecisionLogReader:
         self.hashed = False
         """Whether values are not those that callers sent."""
         self.refused = 0
-        """Requests that could not be read when they came."""
+        """Requests that could not be read when they came, or that only settled what was held."""
         self._cache = cache or RequestCache[RequestText]()
         self._unusual = RequestCache[Request]()
         """Of lines that were read one by one."""
@@ -130,7 +130,10 @@ class DecisionLogReader:
                 "replayed here: write it with --decision-log-sample denied=1,allowed=1"
             )
         if self.refused:
-            yield f"refused when they came, and not asked here: {count(self.refused, 'request')}"
+            yield (
+                "refused when they came, or settled what was held, and not asked here: "
+                f"{count(self.refused, 'request')}"
+            )
         if self.hashed:
             yield (
                 "values in a decision log are hashed: rules for certain values, prefixes or "

@@ -42,6 +42,7 @@ class _Decision(msgspec.Struct, gc=False):
     sample: float | msgspec.UnsetType = msgspec.UNSET
     hashed: bool | msgspec.UnsetType = msgspec.UNSET
     unreadable: Literal[0] = 0
+    settle: Literal[0] = 0
 
 
 class Decisions(NamedTuple):

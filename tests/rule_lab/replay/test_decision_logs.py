@@ -145,4 +145,4 @@ def test_decision_log_may_begin_with_a_request_that_nobody_could_read(
 
     assert (ran.code, ran.err) == (0, "")
     assert "1 request from 2026-01-01T00:00:00Z" in ran.out
-    assert "refused when they came, and not asked here: 1 request" in ran.out
+    assert "settled what was held, and not asked here: 1 request" in ran.out

@@ -10,11 +10,13 @@ import pytest
 
 from ratelimit_service.decision_log.line import line_of, read_line
 from ratelimit_service.model import Entry, Override, OverrideKind
+from ratelimit_service.model.refusal import Answer
 from ratelimit_service.rule_lab.replay.envoy_log import read_mapping
 from ratelimit_service.rule_lab.replay.findings import NEAR
 from ratelimit_service.rule_lab.replay.recorded import moment_us
 from ratelimit_service.rule_lab.replay.use import SAMPLE, TOP_NAMES
 from ratelimit_service.service import CallOrigin
+from ratelimit_service.wire.reservations import CommitRequest, ReserveRequest, ReserveResponse
 from tests.rule_lab.replay.playing import run
 from tests.service.asking import Asking, Heard
 
@@ -61,6 +63,11 @@ def test_mapping(tmp_path: Path) -> None:
     assert (mapped.time, mapped.domain, mapped.flags) == ("$start_time", "edge", "$response_flags")
 
 
+def answer_of(answer: Answer) -> bytes:
+    assert isinstance(answer, bytes), answer
+    return answer
+
+
 DECISION_LOG = (DOCUMENTS / "decision-log.md").read_text()
 
 
@@ -75,6 +82,7 @@ descriptors:
   rate_limits:
   - {name: tier, unit: day, requests_per_unit: 1}
   - {name: credits, unit: week, requests_per_unit: 1}
+- {key: tokens, rate_limit: {unit: day, requests_per_unit: 1000, reservations: true}}
 """
     asking = Asking(tmp_path, rules)
     events = Heard(asking.service)
@@ -83,6 +91,16 @@ descriptors:
         await asking.ask("seen=bob")
     await asking.ask("paying=bob")
     await asking.service.decide([b"\xff"])
+    asked = ReserveRequest(
+        domain="edge", descriptors=[{"entries": [{"key": "tokens", "value": "bob"}]}], amount=800
+    )
+    reserve = asking.service.reservations.call("Reserve", asked.SerializeToString())
+    held = ReserveResponse.FromString(answer_of(await reserve)).reservation_id
+    await asking.service.reservations.call("Reserve", asked.SerializeToString())
+    used = CommitRequest(
+        domain="edge", descriptors=asked.descriptors, reservation_id=held, actual_amount=900
+    )
+    await asking.service.reservations.call("Commit", used.SerializeToString())
     ban = Override("b1", OverrideKind.BAN, "edge", (Entry("user", "bob"),), 0, reason="abuse")
     events[0] = events[0]._replace(overrides=(ban,))
     headers = [(b"x-request-id", b"an-id"), (b"b3", b"0af7651916cd43dd-b7ad6b7169203331")]
@@ -90,13 +108,15 @@ descriptors:
     lines = [json.loads(line_of(each, 0, 0.5, str.upper, "redis", "there:6379")) for each in events]
 
     documented = set(re.findall(r"^\| `(\w+)` \|", DECISION_LOG, re.MULTILINE))
-    assert {field for line in lines for field in line} == documented - {"hits"}
-    assert [line["code"] for line in lines] == [
-        *["OK", "OK", "OVER_LIMIT", "OK", "OK"],
-        "INVALID_ARGUMENT",
-    ]
-    assert [line.get("used") for line in lines] == [1, 1, 1, 1, 1, None]
-    assert [line.get("shadowed") for line in lines] == [None, None, None, True, None, None]
+    assert {field for line in lines for field in line} == documented
+    codes = ["OK", "OK", "OVER_LIMIT", "OK", "OK", "INVALID_ARGUMENT", "OK", "OVER_LIMIT", "OK"]
+    assert [line["code"] for line in lines] == codes
+    assert [line.get("used") for line in lines] == [1, 1, 1, 1, 1, None, 800, 800, None]
+    assert [line.get("shadowed") for line in lines] == [None, None, None, True, *[None] * 5]
+    told = {"hits": 800, "ttl_seconds": 600}
+    assert [line.get("reserve") for line in lines[6:]] == [{"id": held[:8], **told}, told, None]
+    assert lines[8]["settle"] == {"id": held[:8], "hits": 900, "held": 800, "overrun": 100}
+    assert held not in str(lines)
     assert str(lines[2]["source"]).endswith(".yaml:3:15")
 
     shown = re.search(r"```json\n(.*?)```", DECISION_LOG, re.DOTALL)
