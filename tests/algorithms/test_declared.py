@@ -102,7 +102,7 @@ def test_a_spec_with_other_numbers_is_the_same_else() -> None:
         60_000_000,
         3,
     )
-    form = CounterForm(1, Anchor.FIRST_HIT, 2, True, True, (7,), True)
+    form = CounterForm(1, Anchor.FIRST_HIT, 2, True, True, (7,), True, True)
     spec, plain = CounterSpec(*numbered, 9, form), CounterSpec(ALGORITHMS["fixed_window"], 0, 1)
 
     assert all(map(ne, spec._fields(), plain._fields()))
