@@ -142,23 +142,23 @@ def demo(
     service += ["--grpc", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}"]
     service += ["--admin", f"127.0.0.1:{admin}"]
     command = [envoy, "--config-path", str(config), "--use-dynamic-base-id"]
-    with ExitStack() as ends:
-        running = [
-            _Running("the service", service, directory / "service.log", ends),
-            _Running(f"envoy with {config}", command, directory / "envoy.log", ends),
-        ]
-        _wait(running, http, port)
-        values = {"envoy": port, "grpc": grpc, "admin": admin, "rules": rules, "config": config}
-        say(_TRY.format(**values, directory=directory, ratelimit=_as_called()))
-        for fault in _faults_of_rules(http):
-            say(f"\nThe rules have a mistake, so not all limits hold:\n\n  {fault}")
-        try:
+    try:
+        with ExitStack() as ends:
+            running = [
+                _Running("the service", service, directory / "service.log", ends),
+                _Running(f"envoy with {config}", command, directory / "envoy.log", ends),
+            ]
+            _wait(running, http, port)
+            values = {"envoy": port, "grpc": grpc, "admin": admin, "rules": rules, "config": config}
+            say(_TRY.format(**values, directory=directory, ratelimit=_as_called()))
+            for fault in _faults_of_rules(http):
+                say(f"\nThe rules have a mistake, so not all limits hold:\n\n  {fault}")
             while True:
                 for program in running:
                     program.check()
                 time.sleep(_LOOK_SECONDS)
-        except KeyboardInterrupt:
-            say("")
+    except KeyboardInterrupt:  # also one that comes before all stands
+        say("")
     return 0
 
 
