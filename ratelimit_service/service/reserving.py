@@ -115,19 +115,19 @@ class Reservations:
         tally = self._stats.reservations
         if _too_large(planned.plans, asked.hits or 0):
             tally["too_large"] += 1
-            return wire.encode_reserved(False, "")
+            return wire.encode_reserved(False)
         hits = _holding(planned.plans, asked.hits, hold_id, min(asked.ttl_us or most_us, most_us))
         settled = await self._charge(planned, hits, deadline_us)
         if not settled.verdict.passes:
             tally["denied"] += 1
             _tally_denied(planned.plans, settled.outcomes, asked.hits or 0)
-            return wire.encode_reserved(False, "")
+            return wire.encode_reserved(False)
         answered = [outcome for outcome in settled.outcomes if outcome is not None]
         if hits and not answered:
             tally["by_policy"] += 1
-            return wire.encode_reserved(True, "")
+            return wire.encode_reserved(True)
         tally["extended" if asked.id else "held"] += 1
-        return wire.encode_reserved(True, hold_id.hex())
+        return wire.encode_reserved(True, hold_id.hex(), held=any(map(_is_held, hits)))
 
     async def _commit(self, asked: wire.Reserving) -> bytes:
         hold_id = _id_of(asked.id)
@@ -262,6 +262,14 @@ def _id_of(text: str) -> bytes | None:
 def _counts_once(hit: Hit) -> bool:
     """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
     return hit.receipt is not None or hit.refund
+
+
+def _is_held(hit: Hit) -> bool:
+    """Whether a hit that reserves is held, and not only asked for."""
+    if hit.spec.algorithm.leases:
+        return hit.addend > 0
+    hold = hit.receipt
+    return hit.spec.holds and hit.addend > 0 and isinstance(hold, Hold) and hold.ttl_us > 0
 
 
 def _pays_in_turn(plan: Plan) -> bool:

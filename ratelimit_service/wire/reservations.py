@@ -110,10 +110,10 @@ def read_asked(message: bytes) -> Reserving:
     return Reserving(request.SerializeToString())
 
 
-def encode_reserved(passes: bool, reservation_id: str) -> bytes:
+def encode_reserved(passes: bool, reservation_id: str = "", *, held: bool = False) -> bytes:
     """A ReserveResponse."""
     code = RateLimitResponse.OK if passes else RateLimitResponse.OVER_LIMIT
-    return ReserveResponse(code=code, reservation_id=reservation_id).SerializeToString()
+    return ReserveResponse(code=code, reservation_id=reservation_id, held=held).SerializeToString()
 
 
 def encode_committed(released: bool) -> bytes:

@@ -26,9 +26,9 @@ from ratelimit_service.wire.reservations import (
     ReserveResponse,
 )
 from tests.grpc.transports import TRANSPORTS
-from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking, Away, descriptor
 from tests.service.overriding import BAN, EXEMPT, override
+from tests.waiting import PATIENCE_SECONDS
 
 RULES = """
 domain: llm
@@ -231,6 +231,28 @@ async def test_a_place_is_taken_under_the_id_and_given_back(gateway: Gateway) ->
     assert await gateway.reserve(300, "user=a", "place=p") == (False, "")
     assert await gateway.commit(held, 100, "user=a", "place=p")
     assert (await gateway.reserve(300, "user=a", "place=p"))[0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "held"),
+    [
+        (["user=a"], True),
+        (["place=p"], True),
+        (["model=m", "user=a"], True),
+        (["model=m"], False),
+        (["watched=w"], False),
+        (["layers=l"], False),
+        (["unlimited=u"], False),
+    ],
+)
+async def test_it_says_whether_anything_is_held(
+    gateway: Gateway, texts: list[str], held: bool
+) -> None:
+    """A limit without reservations has only been asked."""
+    request = ReserveRequest(domain="llm", amount=5, descriptors=_descriptors(tuple(texts)))
+    answer = ReserveResponse.FromString(await gateway.call("Reserve", request.SerializeToString()))
+
+    assert (answer.code, answer.held) == (OK, held)
 
 
 async def test_an_amount_of_0_holds_nothing_and_asks(gateway: Gateway) -> None:

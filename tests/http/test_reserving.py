@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_openapi import of, valid
-from tests.servers.service import HTTPAnswer, ServiceProcess, http
+from tests.http_client import HTTPAnswer, http
+from tests.servers.service import ServiceProcess
 
 RULES = """
 domain: llm
