@@ -36,6 +36,10 @@ class UnavailableError(LimiterError):
         self.retry_after = retry_after
 
 
+class NotTakenError(UnavailableError):
+    """The service takes no reservations."""
+
+
 class MissingExtraError(LimiterError, ImportError):
     """A library is needed that an extra of this package brings."""
 

@@ -9,10 +9,10 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from ratelimit_client.errors import BadRequestError, LimiterError, UnavailableError
-from ratelimit_client.model import Decision, Request
+from ratelimit_client.errors import BadRequestError, LimiterError, NotTakenError, UnavailableError
+from ratelimit_client.model import Call, Decision, Request
 from ratelimit_client.tls import TLS
-from ratelimit_client.wire import METHOD, decode, encode
+from ratelimit_client.wire import METHODS, decode, encode
 
 __all__ = ["AsyncGrpcCalls", "SyncGrpcCalls"]
 
@@ -48,12 +48,14 @@ class AsyncGrpcCalls:
         loop = asyncio.get_running_loop()
         if self._channel is None or loop is not self._loop:
             self._channel, self._loop = self._new(), loop
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            METHODS[request.call]
+        )
         try:
             answer = await call(body, timeout=seconds)
         except grpc.aio.AioRpcError as error:
-            raise _reason(self._address, error.code(), error.details()) from error
-        return _decoded(self._address, answer)
+            raise _reason(self._address, request.call, error) from error
+        return _decoded(self._address, answer, request.call)
 
     def _new(self) -> grpc.aio.Channel:
         if self._credentials is None:
@@ -84,14 +86,16 @@ class SyncGrpcCalls:
             if self._channel is None:
                 self._channel = self._new()
             channel = self._channel
-        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            METHODS[request.call]
+        )
         try:
             answer = call(body, timeout=seconds)
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call):  # they are calls themselves
-                raise _reason(self._address, error.code(), error.details()) from error
+                raise _reason(self._address, request.call, error) from error
             raise UnavailableError(f"{self._address}: {error}") from error
-        return _decoded(self._address, answer)
+        return _decoded(self._address, answer, request.call)
 
     def _new(self) -> grpc.Channel:
         if self._credentials is None:
@@ -106,8 +110,10 @@ class SyncGrpcCalls:
             channel.close()
 
 
-def _reason(address: str, code: grpc.StatusCode, details: str | None) -> LimiterError:
-    text = details or ""
+def _reason(address: str, asked: Call, error: grpc.Call | grpc.aio.AioRpcError) -> LimiterError:
+    code, text = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNIMPLEMENTED and asked is not Call.DECIDE:
+        return NotTakenError(f"the service at {address} takes no reservations: {text}")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return BadRequestError(f"the service refuses the request: {text}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -123,9 +129,9 @@ def _reason(address: str, code: grpc.StatusCode, details: str | None) -> Limiter
     return UnavailableError(f"the service at {address} answers {code.name}: {text}")
 
 
-def _decoded(address: str, answer: bytes) -> Decision:
+def _decoded(address: str, answer: bytes, asked: Call) -> Decision:
     try:
-        return decode(answer)
+        return decode(answer, asked)
     except ValueError as error:
         raise UnavailableError(
             f"what answers at {address} is no rate limit service: {error}"

@@ -10,9 +10,9 @@ from typing import Final
 
 import httpx
 
-from ratelimit_client.errors import BadRequestError, LimiterError, UnavailableError
+from ratelimit_client.errors import BadRequestError, LimiterError, NotTakenError, UnavailableError
 from ratelimit_client.json_form import from_json, to_json
-from ratelimit_client.model import Decision, Request
+from ratelimit_client.model import Call, Decision, Request
 from ratelimit_client.tls import TLS
 from ratelimit_client.wire import encode
 
@@ -22,6 +22,10 @@ _HEADERS: Final = {"content-type": "application/json"}
 _MAX_BYTES: Final = 1 << 20
 _DECIDED: Final = {200, 429}
 _REFUSED: Final = {400, 413, 415}
+_NOT_TAKEN: Final = {404, 405, 501}
+"""What a service answers that takes no reservations, or does not know of them."""
+
+_PATHS: Final = {Call.DECIDE: "", Call.RESERVE: "/reserve", Call.SETTLE: "/settle"}
 _LATER: Final = {429, 503}
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
@@ -54,7 +58,7 @@ class AsyncHttpCalls:
 
     async def ask(self, request: Request, seconds: float) -> Decision:
         """As `AsyncTransport.ask`."""
-        body = _body(request)
+        body, url = _body(request), self._url + _PATHS[request.call]
         loop = asyncio.get_running_loop()
         if self._client is None or loop is not self._loop:
             self._client = httpx.AsyncClient(verify=self._verify, trust_env=False, headers=_HEADERS)
@@ -62,14 +66,14 @@ class AsyncHttpCalls:
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._client.stream("POST", self._url, content=body, timeout=seconds) as answer,
+                self._client.stream("POST", url, content=body, timeout=seconds) as answer,
             ):
                 text = bytearray()
                 async for part in answer.aiter_bytes():
-                    _keep(self._url, text, part)
+                    _keep(url, text, part)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise _unavailable(self._url, error) from error
-        return _decision(self._url, answer, bytes(text))
+            raise _unavailable(url, error) from error
+        return _decision(url, answer, bytes(text), request.call)
 
     async def close(self) -> None:
         """Closes the connections; a later call makes others."""
@@ -88,16 +92,17 @@ class SyncHttpCalls:
 
     def ask(self, request: Request, seconds: float) -> Decision:
         """As `SyncTransport.ask`. httpx bounds each step; here the whole is bounded as well."""
-        body, until = _body(request), time.monotonic() + seconds
+        body, url = _body(request), self._url + _PATHS[request.call]
+        until = time.monotonic() + seconds
         try:
-            with self._client.stream("POST", self._url, content=body, timeout=seconds) as answer:
+            with self._client.stream("POST", url, content=body, timeout=seconds) as answer:
                 text = bytearray()
                 for part in answer.iter_bytes():
-                    _keep(self._url, text, part)
+                    _keep(url, text, part)
                     _in_time(until)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise _unavailable(self._url, error) from error
-        return _decision(self._url, answer, bytes(text))
+            raise _unavailable(url, error) from error
+        return _decision(url, answer, bytes(text), request.call)
 
     def close(self) -> None:
         """Closes the connections, for good."""
@@ -133,11 +138,13 @@ def _unavailable(url: str, error: Exception) -> UnavailableError:
     return UnavailableError(f"the service at {url} gave no answer: {error}")
 
 
-def _decision(url: str, answer: httpx.Response, text: bytes) -> Decision:
+def _decision(url: str, answer: httpx.Response, text: bytes, asked: Call) -> Decision:
     if answer.status_code in _DECIDED:
         with suppress(ValueError):
-            return from_json(text)
+            return from_json(text, asked)
     reason = text[:200].decode(errors="replace").strip()
+    if asked is not Call.DECIDE and answer.status_code in _NOT_TAKEN:
+        raise NotTakenError(f"{url} answers {answer.status_code}: {reason}")
     if answer.status_code in _REFUSED:
         raise BadRequestError(f"the service refuses the request: {reason}")
     wait = answer.headers.get("retry-after", "")

@@ -1,4 +1,4 @@
-"""The same two messages as proto3 JSON, for the service's `/json`."""
+"""The same messages as proto3 JSON, for the service's `/json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import base64
 import json
 from datetime import UTC, datetime, timedelta
 
-from ratelimit_client.model import Decision, Descriptor, Limit, Request, Status, Unit
+from ratelimit_client.model import (
+    Call,
+    Decision,
+    Descriptor,
+    Limit,
+    Reason,
+    Request,
+    Status,
+    Unit,
+)
 from ratelimit_client.wire import reason_of
 
 __all__ = ["from_json", "to_json"]
@@ -16,14 +25,18 @@ _CODES = {"OK": True, "OVER_LIMIT": False}
 
 
 def to_json(request: Request) -> bytes:
-    """A RateLimitRequest."""
+    """The message of its call."""
     fields: dict[str, object] = {
         "domain": request.domain,
         "descriptors": [
             _descriptor(descriptor, request.cost) for descriptor in request.descriptors
         ],
     }
-    if request.cost > 1:
+    if request.call is Call.RESERVE:
+        fields["amount"] = request.cost
+    elif request.call is Call.SETTLE:
+        fields |= {"reservationId": request.reservation, "actualAmount": request.cost}
+    elif request.cost > 1:
         fields["hitsAddend"] = request.cost
     return json.dumps(fields).encode()
 
@@ -50,10 +63,15 @@ _WEEK = 7
 """The enum of a descriptor's own limit has no name for a week; it takes any number."""
 
 
-def from_json(text: bytes) -> Decision:
-    """Reads a RateLimitResponse. Raises ValueError if it is none."""
+def from_json(text: bytes, call: Call = Call.DECIDE) -> Decision:
+    """Reads the answer to a call. Raises ValueError if it is none."""
     try:
         answer = json.loads(text)
+        if call is Call.RESERVE:
+            return _reserved(answer)
+        if call is Call.SETTLE:
+            answer["reservationReleased"]
+            return Decision(True, Reason.WITHIN_LIMIT)
         statuses = tuple(_status(fields) for fields in answer.get("statuses", ()))
         metadata = dict(answer.get("dynamicMetadata", {}))
         allowed = _CODES[answer["overallCode"]]
@@ -68,7 +86,14 @@ def from_json(text: bytes) -> Decision:
             denied_until=None if allowed else _used_up_until(answer.get("quota", {})),
         )
     except (AttributeError, KeyError, TypeError, RecursionError, ValueError) as error:
-        raise ValueError("it is no RateLimitResponse in JSON") from error
+        raise ValueError("it is no answer of a rate limit service in JSON") from error
+
+
+def _reserved(answer: dict[str, object]) -> Decision:
+    if not _CODES[str(answer["code"])]:
+        return Decision(False, Reason.OVER_LIMIT)
+    held = str(answer["reservationId"]) if answer.get("held") else ""
+    return Decision(True, Reason.WITHIN_LIMIT, reservation=held)
 
 
 def _status(fields: dict[str, object]) -> Status:

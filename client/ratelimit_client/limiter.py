@@ -12,7 +12,7 @@ from ratelimit_client.clock import Clock, SystemClock
 from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
-from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, log
+from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, charged_by, log, passed
 from ratelimit_client.tls import TLS
 from ratelimit_client.transport import AsyncTransport, async_transport
 
@@ -125,18 +125,18 @@ class Limiter:
         return Opening(take)
 
     def reserve(self, *descriptors: Described, cost: int, **entries: Value) -> Opening[Budget]:
-        """Charges an estimate, to be settled later: `async with limiter.reserve(...) as budget`.
+        """Holds an estimate, to be settled later: `async with limiter.reserve(...) as budget`.
 
-        Behind envoyproxy/ratelimit what was not used stays charged, and is charged once more: that
-        server knows no refunds. With a cost of 0 it only looks, for rules with `count_denied`. A
-        descriptor with a cost of
-        its own is charged that, and not settled. Raises DeniedError if there is no room, else as
-        `check`.
+        Where no limit takes reservations, and where a descriptor has a cost of its own, it is
+        charged, and a refund gives back what was not used. Behind envoyproxy/ratelimit that is
+        charged once more: that server knows no refunds. With a cost of 0 it only looks, for rules
+        with `count_denied`. A descriptor's own cost is not settled. Raises DeniedError if there is
+        no room, else as `check`.
         """
         request = reserving(self._of(descriptors, entries, cost))
 
         async def take() -> Budget:
-            return Budget(self, request, await self._passed(request))
+            return Budget(self, request, await self._reserved(request))
 
         return Opening(take)
 
@@ -171,10 +171,10 @@ class Limiter:
         return request_of(self.domain, descriptors, entries, cost)
 
     async def _passed(self, request: Request) -> Decision:
-        decision = await self._run(self._asking.ask(request))
-        if not decision:
-            raise DeniedError(decision)
-        return decision
+        return passed(await self._run(self._asking.ask(request)))
+
+    async def _reserved(self, request: Request) -> Decision:
+        return passed(await self._run(self._asking.reserve(request)))
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
@@ -202,7 +202,7 @@ class Limiter:
         await self._run(self._asking.give_back(request, lease))
 
     async def _settle(
-        self, request: Request, reserved: int, actual: int, decision: Decision
+        self, request: Request, reserved: int | None, actual: int, decision: Decision
     ) -> Decision:
         return await self._run(self._asking.settle(request, reserved, actual, decision))
 
@@ -260,8 +260,8 @@ class Lease:
 class Budget:
     """A cost that was reserved, and what of it was used.
 
-    At the end of its block it is settled with what was spent. What nobody has reported stays as
-    it was reserved.
+    At the end of its block it is settled with what was spent. If nobody has reported anything, the
+    whole estimate is counted.
     """
 
     def __init__(self, limiter: Limiter, request: Request, decision: Decision) -> None:
@@ -269,8 +269,7 @@ class Budget:
         self.spent: int | None = None
         self._limiter = limiter
         self._request = request
-        # What was not counted cannot be given back.
-        self._charged = request.cost if decision.counted else 0
+        self._charged = charged_by(request, decision)
 
     async def __aenter__(self) -> Self:
         return self
@@ -283,10 +282,12 @@ class Budget:
         self.spent = (self.spent or 0) + cost
 
     async def settle(self, actual: int | None = None) -> Decision:
-        """Charges what was used beyond the reservation, or gives back what was not.
+        """Counts what was used in place of what is reserved.
 
-        `actual` is what was used in all, else what `spend` was told. If there is no room for all
-        of it, what is left of the limit is charged, and the answer is a denial. Raises as `check`.
+        `actual` is what was used in all, else what `spend` was told. What is held is settled, and
+        all that was used is counted. What was charged is charged further, or given back in part:
+        without room for all of it, what is left of the limit is charged, and the answer is a
+        denial. Raises as `check`.
         """
         if actual is None:
             actual = self.spent or 0
@@ -296,10 +297,13 @@ class Budget:
         )
 
     async def _end(self, error: BaseException | None) -> None:
-        if self.spent is None or self.spent == self._charged:
+        actual = self.spent
+        if actual is None and self._charged is None:
+            actual = self._request.cost
+        if actual is None or actual == self._charged:
             return
         try:
-            await self.settle()
+            await self.settle(actual)
         except UnavailableError as failure:
             if error is None:
                 raise

@@ -11,6 +11,7 @@ from ratelimit_client.errors import BadRequestError, LimiterError
 
 __all__ = [
     "LEASE",
+    "Call",
     "Decision",
     "DeniedError",
     "Descriptor",
@@ -138,13 +139,26 @@ def check_cost(cost: int) -> None:
         )
 
 
+class Call(StrEnum):
+    """What is done with a request."""
+
+    DECIDE = "decide"
+    RESERVE = "reserve"
+    SETTLE = "settle"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Descriptors that pass together or not at all; `cost` is for those that have none."""
+    """Descriptors that pass together or not at all; `cost` is for those that have none.
+
+    One that settles names its `reservation`, and costs what was used.
+    """
 
     domain: str
     descriptors: tuple[Descriptor, ...]
     cost: int = 1
+    call: Call = Call.DECIDE
+    reservation: str = ""
 
     def __post_init__(self) -> None:
         if not self.domain:
@@ -209,6 +223,7 @@ class Decision:
     whoever serves the request. `body` is what the rule has a denied caller told. `detail` says
     why the service was not asked, or gave no answer. `age` is in seconds, for what is remembered.
     `denied_until` is in seconds since 1970, if the service says how long a denial holds.
+    `reservation` is the id of what is held, empty if nothing is.
     """
 
     allowed: bool
@@ -221,6 +236,7 @@ class Decision:
     detail: str = ""
     age: float = 0.0
     denied_until: float | None = None
+    reservation: str = ""
 
     def __bool__(self) -> bool:
         return self.allowed

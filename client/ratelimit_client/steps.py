@@ -10,15 +10,15 @@ import logging
 import random
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from ratelimit_client.clock import Clock
 from ratelimit_client.denials import Denials
-from ratelimit_client.errors import UnavailableError
-from ratelimit_client.model import Decision, Reason, Request
+from ratelimit_client.errors import NotTakenError, UnavailableError
+from ratelimit_client.model import Call, Decision, DeniedError, Reason, Request
 
-__all__ = ["Ask", "Asking", "OnFailure", "Sleep", "Step", "Steps"]
+__all__ = ["Ask", "Asking", "OnFailure", "Sleep", "Step", "Steps", "charged_by", "passed"]
 
 log = logging.getLogger("ratelimit_client")
 
@@ -113,15 +113,18 @@ class Asking:
         try:
             decision = yield from self._ask(request, self._attempts, again=False)
         except UnavailableError as error:
-            if self._on_failure == "raise":
-                raise
-            allowed = self._on_failure == "open"
-            done = "allowed" if allowed else "denied"
-            self._say(f"{error}; requests are {done} (on_failure={self._on_failure})")
-            return Decision(allowed, Reason.UNAVAILABLE, detail=str(error))
+            return self._by_policy(error)
         if decision.reason is Reason.NO_LIMIT:
             self._say_unlimited(request)
         return decision
+
+    def _by_policy(self, error: UnavailableError) -> Decision:
+        if self._on_failure == "raise":
+            raise error
+        allowed = self._on_failure == "open"
+        done = "allowed" if allowed else "denied"
+        self._say(f"{error}; requests are {done} (on_failure={self._on_failure})")
+        return Decision(allowed, Reason.UNAVAILABLE, detail=str(error))
 
     def wait(self, request: Request, at_most: float) -> Steps[Decision]:
         """Asks until the request may go, or would have to wait for longer."""
@@ -145,14 +148,48 @@ class Asking:
             self._denials.clear()
         return (yield from self.ask(request.given_back()))
 
-    def settle(
-        self, request: Request, reserved: int, actual: int, decision: Decision
-    ) -> Steps[Decision]:
-        """Charges what was used beyond what is reserved, or gives back what was not used.
+    def reserve(self, request: Request) -> Steps[Decision]:
+        """Holds an estimate, or charges it where nothing is held.
 
-        Where there is no room for all of it, what is left of the limit is charged. `decision` is
-        that of the reservation, and the answer if nothing is left to do.
+        A cost of 0 only looks, and costs of descriptors are charged: neither can be held.
         """
+        if not request.cost or any(each.cost is not None for each in request.descriptors):
+            return (yield from self.ask(request))
+        reserving = replace(request, call=Call.RESERVE)
+        try:
+            decision = yield from self._ask(reserving, self._attempts, again=False)
+        except NotTakenError:
+            return (yield from self.ask(request))
+        except UnavailableError as error:
+            return self._by_policy(error)
+        if decision.reservation:
+            return decision
+        if decision.allowed:
+            return (yield from self.ask(request))
+        return (yield from self._told(request))
+
+    def _told(self, request: Request) -> Steps[Decision]:
+        """What a look says of a reservation that was denied, of which the answer says nothing."""
+        look = yield from self.ask(request.costing(0))
+        statuses = tuple(
+            replace(each, allowed=False, remaining=0)
+            if each.limit is not None and each.remaining < request.cost
+            else each
+            for each in look.statuses
+        )
+        return replace(look, allowed=False, reason=Reason.OVER_LIMIT, statuses=statuses)
+
+    def settle(
+        self, request: Request, reserved: int | None, actual: int, decision: Decision
+    ) -> Steps[Decision]:
+        """Settles what is held, or charges and gives back what was reserved otherwise.
+
+        If it is held, `reserved` is None. What was charged is charged further, or given back in
+        part. Where there is no room for all of it, what is left of the limit is charged.
+        `decision` is that of the reservation, and the answer if nothing is left to do.
+        """
+        if reserved is None:
+            return (yield from self._settle(request, actual, decision.reservation))
         if actual == reserved:
             return decision
         if actual < reserved:
@@ -167,6 +204,16 @@ class Asking:
             if not room or (yield from self.ask(request.costing(room))).allowed:
                 break
         return charged
+
+    def _settle(self, request: Request, actual: int, reservation: str) -> Steps[Decision]:
+        """Counts what was used. To try again does no harm: it is counted once."""
+        if self._denials:
+            self._denials.clear()
+        settling = replace(request, cost=actual, call=Call.SETTLE, reservation=reservation)
+        try:
+            return (yield from self._ask(settling, _GIVE_BACK_ATTEMPTS, again=True))
+        except UnavailableError as error:
+            return self._by_policy(error)
 
     def give_back(self, request: Request, lease: str) -> Steps[None]:
         """Gives a lease back. If that fails it ends by itself, with its window.
@@ -224,6 +271,20 @@ class Asking:
             before, self._unlogged, self._logged_at = self._unlogged, 0, now
         others = f" ({before} more since the last line)" if before else ""
         log.warning("%s%s", message, others)
+
+
+def passed(decision: Decision) -> Decision:
+    """The same. Raises DeniedError if it is a denial."""
+    if not decision:
+        raise DeniedError(decision)
+    return decision
+
+
+def charged_by(request: Request, decision: Decision) -> int | None:
+    """What a reservation has charged; None if it is held."""
+    if decision.reservation:
+        return None
+    return request.cost if decision.counted else 0  # what was not counted cannot be given back
 
 
 def _backoff(attempt: int) -> float:

@@ -12,7 +12,7 @@ from ratelimit_client.clock import Clock, SystemClock
 from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
-from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, log
+from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, charged_by, log, passed
 from ratelimit_client.tls import TLS
 from ratelimit_client.transport import SyncTransport, sync_transport
 
@@ -81,7 +81,7 @@ class SyncLimiter:
     def reserve(self, *descriptors: Described, cost: int, **entries: Value) -> SyncBudget:
         """As `Limiter.reserve`: `with limiter.reserve(user="alice", cost=500) as budget`."""
         request = reserving(self._of(descriptors, entries, cost))
-        return SyncBudget(self, request, self._passed(request))
+        return SyncBudget(self, request, self._reserved(request))
 
     def limited(
         self, *descriptors: Mapping[str, Computed], cost: Cost = 1, **entries: Computed
@@ -110,10 +110,10 @@ class SyncLimiter:
         return request_of(self.domain, descriptors, entries, cost)
 
     def _passed(self, request: Request) -> Decision:
-        decision = self._run(self._asking.ask(request))
-        if not decision:
-            raise DeniedError(decision)
-        return decision
+        return passed(self._run(self._asking.ask(request)))
+
+    def _reserved(self, request: Request) -> Decision:
+        return passed(self._run(self._asking.reserve(request)))
 
     def _run(self, steps: Steps[T]) -> T:
         try:
@@ -140,7 +140,9 @@ class SyncLimiter:
     def _give_back(self, request: Request, lease: str) -> None:
         self._run(self._asking.give_back(request, lease))
 
-    def _settle(self, request: Request, reserved: int, actual: int, decision: Decision) -> Decision:
+    def _settle(
+        self, request: Request, reserved: int | None, actual: int, decision: Decision
+    ) -> Decision:
         return self._run(self._asking.settle(request, reserved, actual, decision))
 
 
@@ -176,16 +178,19 @@ class SyncBudget:
         self.spent: int | None = None
         self._limiter = limiter
         self._request = request
-        self._charged = request.cost if decision.counted else 0
+        self._charged = charged_by(request, decision)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self.spent is None or self.spent == self._charged:
+        actual = self.spent
+        if actual is None and self._charged is None:
+            actual = self._request.cost
+        if actual is None or actual == self._charged:
             return
         try:
-            self.settle()
+            self.settle(actual)
         except UnavailableError as failure:
             if error is None:
                 raise

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from ratelimit_client.errors import MissingExtraError, UnavailableError
+from ratelimit_client.errors import MissingExtraError, NotTakenError, UnavailableError
 from ratelimit_client.limiter import Limiter
-from ratelimit_client.model import Decision, Limit, Reason, Request, Status, Unit, Value
+from ratelimit_client.model import Call, Decision, Limit, Reason, Request, Status, Unit, Value
 from ratelimit_client.steps import OnFailure
 from ratelimit_client.sync import SyncLimiter
 
@@ -70,6 +70,8 @@ class _Fake:
 
     def answer(self, request: Request) -> Decision:
         """Denies a request if one of its descriptors has all entries of a denial."""
+        if request.call is not Call.DECIDE:
+            raise NotTakenError("a fake charges and refunds")
         self.asked.append(request)
         if self.away:
             raise UnavailableError("the fake service is away")

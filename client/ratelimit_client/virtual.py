@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ratelimit_client.errors import BadRequestError, UnavailableError
-from ratelimit_client.model import Decision, Request
+from ratelimit_client.errors import BadRequestError, NotTakenError, UnavailableError
+from ratelimit_client.model import Call, Decision, Request
 from ratelimit_client.wire import decode, encode
 from ratelimit_service import errors
 from ratelimit_service.rule_lab.simulation.simulator import Simulator
@@ -34,6 +34,8 @@ class Virtual:
 
     def answer(self, request: Request) -> Decision:
         """Goes through the bytes of both messages, as calls do. Raises as a transport."""
+        if request.call is not Call.DECIDE:
+            raise NotTakenError("a virtual limiter charges and refunds")
         try:
             decided = self._simulator.decide(decode_request(encode(request)), self._now_us())
         except errors.BadRequestError as error:

@@ -1,6 +1,6 @@
-"""RateLimitRequest and RateLimitResponse in protobuf, by its encoding guide.
+"""Envoy's and Kuadrant's messages in protobuf, by its encoding guide.
 
-Two messages need no generated code and no library. Fields that are not known are skipped.
+So few messages need no generated code and no library. Fields that are not known are skipped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 
 from ratelimit_client.errors import BadRequestError
 from ratelimit_client.model import (
+    Call,
     Decision,
     Descriptor,
     Limit,
@@ -20,9 +21,13 @@ from ratelimit_client.model import (
     Unit,
 )
 
-__all__ = ["METHOD", "decode", "encode", "reason_of"]
+__all__ = ["METHODS", "decode", "encode", "reason_of"]
 
-METHOD: Final = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+METHODS: Final = {
+    Call.DECIDE: "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+    Call.RESERVE: "/kuadrant.service.ratelimit.v1.RateLimitService/Reserve",
+    Call.SETTLE: "/kuadrant.service.ratelimit.v1.RateLimitService/Commit",
+}
 
 _MAX_BYTES: Final = 65_536
 """What the service reads of a request."""
@@ -49,12 +54,14 @@ _MILLION: Final = 1_000_000
 
 
 def encode(request: Request) -> bytes:
-    """A serialized RateLimitRequest. Raises BadRequestError for one that is too large."""
+    """A serialized message of its call. Raises BadRequestError for one that is too large."""
     parts = [_field(1, request.domain.encode())]
     parts += [
         _field(2, _descriptor(descriptor, request.cost)) for descriptor in request.descriptors
     ]
-    if request.cost > 1:
+    if request.call is Call.SETTLE:
+        parts.append(_field(3, request.reservation.encode()) + b"\x20" + _varint(request.cost))
+    elif request.cost > 1 or request.call is Call.RESERVE:
         parts.append(b"\x18" + _varint(request.cost))
     body = b"".join(parts)
     if len(body) > _MAX_BYTES:
@@ -96,8 +103,28 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | _BYTES]) + _varint(len(content)) + content
 
 
-def decode(body: bytes) -> Decision:
-    """Reads a serialized RateLimitResponse. Raises ValueError if it is none."""
+def decode(body: bytes, call: Call = Call.DECIDE) -> Decision:
+    """Reads the serialized answer to a call. Raises ValueError if it is none."""
+    if call is Call.RESERVE:
+        return _reserved(body)
+    if call is Call.SETTLE:
+        list(_fields(body))
+        return Decision(True, Reason.WITHIN_LIMIT)
+    return _decided(body)
+
+
+def _reserved(body: bytes) -> Decision:
+    fields = dict(_fields(body))
+    code, reservation = fields.get(1, 0), fields.get(2, b"")
+    if code not in {_OK, _OVER_LIMIT}:
+        raise ValueError(f"the answer's code is {code!r}")
+    if code == _OVER_LIMIT:
+        return Decision(False, Reason.OVER_LIMIT)
+    held = _expect_bytes(reservation).decode() if fields.get(3) else ""
+    return Decision(True, Reason.WITHIN_LIMIT, reservation=held)
+
+
+def _decided(body: bytes) -> Decision:
     code = 0
     statuses: list[Status] = []
     headers: list[tuple[str, str]] = []

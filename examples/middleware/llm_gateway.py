@@ -1,8 +1,8 @@
 """A gateway to a language model that streams, and charges tokens when the answer has ended.
 
 Before the answer an estimate is reserved: so a caller cannot start a hundred answers with the
-tokens of one. Afterwards what was not used is given back, or what was used beyond it charged. The
-caller pays for what was streamed, also by hanging up.
+tokens of one. Afterwards what was used is counted in its place. The caller pays for what was
+streamed, also by hanging up.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Reservations:
         tally = self._stats.reservations
         ttl_us = min(asked.ttl_us or most_us, most_us)
         reserved = Reserved(False, asked.id[:_LOGGED_DIGITS], asked.hits, ttl_us)
-        denied = wire.encode_reserved(False, "")
+        denied = wire.encode_reserved(False)
         if _too_large(planned.plans, asked.hits or 0):
             tally["too_large"] += 1
             reserved = reserved._replace(too_large=True)
@@ -160,7 +160,8 @@ class Reservations:
             tally["by_policy"] += 1
         else:
             tally["extended" if asked.id else "held"] += 1
-        answer = wire.encode_reserved(True, reservation_id)
+        held = bool(reservation_id) and any(map(_is_held, hits))
+        answer = wire.encode_reserved(True, reservation_id, held=held)
         reserved = reserved._replace(id=reservation_id[:_LOGGED_DIGITS])
         self._tell(asked, planned, settled, answer, reserved, came)
         return answer
@@ -320,6 +321,14 @@ def _id_of(text: str) -> bytes | None:
 def _counts_once(hit: Hit) -> bool:
     """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
     return hit.receipt is not None or hit.refund
+
+
+def _is_held(hit: Hit) -> bool:
+    """Whether a hit that reserves is held, and not only asked for."""
+    if hit.spec.algorithm.leases:
+        return hit.addend > 0
+    hold = hit.receipt
+    return hit.spec.holds and hit.addend > 0 and isinstance(hold, Hold) and hold.ttl_us > 0
 
 
 def _pays_in_turn(plan: Plan) -> bool:

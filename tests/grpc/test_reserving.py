@@ -233,6 +233,28 @@ async def test_a_place_is_taken_under_the_id_and_given_back(gateway: Gateway) ->
     assert (await gateway.reserve(300, "user=a", "place=p"))[0]
 
 
+@pytest.mark.parametrize(
+    ("texts", "held"),
+    [
+        (["user=a"], True),
+        (["place=p"], True),
+        (["model=m", "user=a"], True),
+        (["model=m"], False),
+        (["watched=w"], False),
+        (["layers=l"], False),
+        (["unlimited=u"], False),
+    ],
+)
+async def test_it_says_whether_anything_is_held(
+    gateway: Gateway, texts: list[str], held: bool
+) -> None:
+    """A limit without reservations has only been asked."""
+    request = ReserveRequest(domain="llm", amount=5, descriptors=_descriptors(tuple(texts)))
+    answer = ReserveResponse.FromString(await gateway.call("Reserve", request.SerializeToString()))
+
+    assert (answer.code, answer.held) == (OK, held)
+
+
 async def test_an_amount_of_0_holds_nothing_and_asks(gateway: Gateway) -> None:
     """What is over denies it."""
     assert (await gateway.reserve(0, "user=a"))[0]

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from ratelimit_client import SyncLimiter
 from ratelimit_service.cli.results import FORMATS
 from ratelimit_service.cli.words import parse_descriptor
 from ratelimit_service.rule_lab.simulation.cases import read_cases
 from ratelimit_service.rule_lab.simulation.rule_test_run import RuleTestRun
 from tests.policies.shipped import POLICIES, TOP
+from tests.ratelimit_client.live import Live
 from tests.servers.service import ServiceProcess
 
 HOW_TO = TOP / "docs" / "how-to"
@@ -142,6 +144,33 @@ def test_the_list_has_every_recipe() -> None:
     listed = re.findall(r"\]\(([\w-]+)\.md\)", (HOW_TO / "index.md").read_text())
 
     assert sorted([*listed, "index"]) == sorted(path.stem for path in HOW_TO.glob("*.md"))
+
+
+def test_program_of_the_llm_budget(tmp_path: Path) -> None:
+    """The program of the page holds its estimate during an answer, then counts what it took."""
+    page = (HOW_TO / "llm-budget.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(program, names)
+    answer = names["answer"]
+    assert callable(answer)
+    live = Live(tmp_path, (TOP / "examples/policies/llm/llm.yaml").read_text())
+    left = []
+    with SyncLimiter(live.addresses["grpc"], domain="llm", deadline=30) as limiter:
+
+        def look() -> None:
+            asked = {"tokens": "1", "organization": "acme", "model": "large"}
+            left.append(limiter.check(asked, cost=0).remaining)
+
+        def model(prompt: str, max_tokens: int) -> tuple[str, int]:
+            look()
+            return f"{prompt} {max_tokens}", 120
+
+        assert answer(limiter, "acme", "tell", model) == "tell 500"
+        look()
+    live.close()
+
+    assert left == [30_000 - 501, 30_000 - 120]
 
 
 def test_program_of_the_microservice(tmp_path: Path) -> None:

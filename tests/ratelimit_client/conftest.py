@@ -13,6 +13,7 @@ descriptors:
 - {key: team, rate_limit: {unit: hour, requests_per_unit: 5}}
 - {key: free, rate_limit: {unlimited: true}}
 - {key: tokens, rate_limit: {unit: day, requests_per_unit: 1000}}
+- {key: stream, rate_limit: {name: stream, unit: day, requests_per_unit: 1000, reservations: true}}
 - {key: spent, rate_limit: {unit: day, requests_per_unit: 1000, count_denied: true}}
 - {key: slot, rate_limit: {algorithm: concurrency, window: 1m, requests_per_unit: 2}}
 - {key: queue, rate_limit: {algorithm: leaky_bucket, unit: second, requests_per_unit: 1, max_wait: 10s}}

@@ -18,6 +18,7 @@ from ratelimit_client import (
     TLS,
     BadRequestError,
     Decision,
+    DeniedError,
     Descriptor,
     Limit,
     Limiter,
@@ -29,6 +30,7 @@ from ratelimit_client import (
 )
 from ratelimit_client.steps import OnFailure
 from ratelimit_service.grpc import tls
+from ratelimit_service.settings import Settings
 from tests.ratelimit_client.conftest import RULES
 from tests.ratelimit_client.live import Live
 from tests.servers.process import free_port
@@ -125,6 +127,79 @@ async def test_leases(live: Live, way: str, name: str) -> None:
         after = await limiter.check(slot=name, cost=0)
 
     assert (full.remaining, denied.allowed, after.remaining) == (0, False, 2)
+
+
+async def left(limiter: Limiter, **entries: str) -> int | None:
+    return (await limiter.check({**entries}, cost=0)).remaining
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def taking(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Live]:
+    """A service that takes reservations, and one that answers UNIMPLEMENTED."""
+    settings = Settings(json_refunds=True, no_reservations=request.param)
+    live = Live(tmp_path_factory.mktemp("taking"), RULES, settings)
+    yield live
+    live.close()
+
+
+@pytest.mark.parametrize("key", ["stream", "tokens"])
+async def test_reserve(taking: Live, way: str, key: str, name: str) -> None:
+    """An estimate has no room for others until it is settled with what was spent.
+
+    It is held, or charged where the service or the limit takes no reservations.
+    """
+    entries = {key: name}
+    async with connect(taking, way) as limiter:
+        async with limiter.reserve(entries, cost=800) as budget:
+            assert await left(limiter, **entries) == 200
+            with pytest.raises(DeniedError) as denied:
+                await limiter.reserve(entries, cost=201)
+            budget.spend(400)
+            budget.spend(250)
+        assert await left(limiter, **entries) == 350
+        async with limiter.reserve(entries, cost=300) as budget:
+            await budget.settle(0)
+        assert await left(limiter, **entries) == 350
+        async with limiter.reserve(entries, cost=300):
+            pass  # nobody says what it was
+
+        assert await left(limiter, **entries) == 50
+
+    decision = denied.value.decision
+    assert (decision.reason, decision.remaining) == (Reason.OVER_LIMIT, 0)
+    assert decision.retry_after is not None
+
+
+def test_reserve_without_asyncio(taking: Live, way: str, name: str) -> None:
+    """It is as with asyncio; a second settle corrects the first."""
+    with SyncLimiter(taking.addresses[way], domain="api", deadline=PATIENCE) as limiter:
+        with limiter.reserve(stream=name, cost=800) as budget:
+            assert limiter.check(stream=name, cost=0).remaining == 200
+            budget.spend(650)
+        assert limiter.check(stream=name, cost=0).remaining == 350
+        with limiter.reserve(stream=name, cost=300) as budget:
+            budget.settle(100)
+            budget.settle(150)
+
+        assert limiter.check(stream=name, cost=0).remaining == 200
+
+
+async def test_a_reservation_is_held_and_not_charged(live: Live, way: str, name: str) -> None:
+    """More than was held counts whole, beyond the limit too."""
+    async with connect(live, way) as limiter:
+        budget = await limiter.reserve(stream=name, cost=100)
+        held = budget.decision.reservation
+        await budget.settle(1_200)
+        await limiter.refund(stream=name, cost=199)
+        assert not await limiter.check(stream=name)
+        await limiter.refund(stream=name, cost=1)
+
+        assert held
+        assert await left(limiter, stream=name) == 0
+        await limiter.refund(stream=name, cost=5)
+        assert await left(limiter, stream=name) == 5
 
 
 async def test_headers_and_body(live: Live, way: str, name: str) -> None:

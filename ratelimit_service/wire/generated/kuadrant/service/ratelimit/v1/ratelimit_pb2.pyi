@@ -27,12 +27,14 @@ class ReserveRequest(_message.Message):
     def __init__(self, domain: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[_ratelimit_pb2.RateLimitDescriptor, _Mapping]]] = ..., amount: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reservation_id: _Optional[str] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("code", "reservation_id")
+    __slots__ = ("code", "reservation_id", "held")
     CODE_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     code: _rls_pb2.RateLimitResponse.Code
     reservation_id: str
-    def __init__(self, code: _Optional[_Union[_rls_pb2.RateLimitResponse.Code, str]] = ..., reservation_id: _Optional[str] = ...) -> None: ...
+    held: bool
+    def __init__(self, code: _Optional[_Union[_rls_pb2.RateLimitResponse.Code, str]] = ..., reservation_id: _Optional[str] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("domain", "descriptors", "reservation_id", "actual_amount")
