@@ -5,11 +5,13 @@ from ratelimit_service.algorithms.registry import (
     CALLED_ELSEWHERE,
     DEFAULT,
     PARAMETERS,
+    can_reserve,
     capacity_of,
     soft_of,
     spec_of,
     value_of,
     with_parameter,
+    with_reservations,
 )
 from ratelimit_service.algorithms.settle import (
     LEAST_ADVANCE,
@@ -26,6 +28,7 @@ __all__ = [
     "LEAST_ADVANCE",
     "PARAMETERS",
     "Changes",
+    "can_reserve",
     "capacity_of",
     "denying",
     "descriptors_of",
@@ -34,4 +37,5 @@ __all__ = [
     "spec_of",
     "value_of",
     "with_parameter",
+    "with_reservations",
 ]

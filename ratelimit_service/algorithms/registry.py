@@ -19,6 +19,7 @@ from ratelimit_service.model import (
     CounterSpec,
     Limit,
     Parameter,
+    Reservations,
 )
 
 __all__ = [
@@ -26,11 +27,13 @@ __all__ = [
     "CALLED_ELSEWHERE",
     "DEFAULT",
     "PARAMETERS",
+    "can_reserve",
     "capacity_of",
     "soft_of",
     "spec_of",
     "value_of",
     "with_parameter",
+    "with_reservations",
 ]
 
 NAMES: Final = (
@@ -100,6 +103,18 @@ def capacity_of(limit: Limit) -> int:
 def soft_of(limit: Limit) -> int:
     """The hits above the capacity that pass with a warning."""
     return capacity_of(limit) * limit.soft_ppm // _WHOLE_PPM
+
+
+def can_reserve(limit: Limit) -> bool:
+    """Whether hits of a limit can be held: leases and places in a queue are held as it is."""
+    return not (ALGORITHMS[limit.algorithm].leases or limit.max_wait_us)
+
+
+def with_reservations(limit: Limit) -> Limit:
+    """The same limit, which takes reservations if it can."""
+    if limit.reservations is not None or not can_reserve(limit):
+        return limit
+    return limit._replace(reservations=Reservations())
 
 
 def spec_of(limit: Limit) -> CounterSpec:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
+from ratelimit_service.algorithms import capacity_of, soft_of, spec_of, with_reservations
 from ratelimit_service.containers.spread import Table, spread
 from ratelimit_service.limiter.additions import applicable, enabled
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
@@ -27,7 +27,6 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.observability.stats import Tally
 from ratelimit_service.rules.match import Match
-from ratelimit_service.rules.reservations import with_reservations
 from ratelimit_service.rules.tree import Domain, MatchedNode, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames

@@ -7,27 +7,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.algorithms import ALGORITHMS
+from ratelimit_service.algorithms import ALGORITHMS, can_reserve
 from ratelimit_service.model import WHOLE_PPM, Limit, Reservations
 from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.language import ON_EXPIRY
 
-__all__ = ["RESERVATION_KEYS", "can_reserve", "read_reservations", "with_reservations"]
+__all__ = ["RESERVATION_KEYS", "read_reservations"]
 
 RESERVATION_KEYS: Final = ("max_reservation", "max_reservation_ttl", "on_expiry")
 """What says more of reservations, where a limit takes them."""
-
-
-def can_reserve(limit: Limit) -> bool:
-    """Whether hits of a limit can be held: leases and places in a queue are held as it is."""
-    return not (ALGORITHMS[limit.algorithm].leases or limit.max_wait_us)
-
-
-def with_reservations(limit: Limit) -> Limit:
-    """The same limit, which takes reservations if it can."""
-    if limit.reservations is not None or not can_reserve(limit):
-        return limit
-    return limit._replace(reservations=Reservations())
 
 
 def read_reservations(
