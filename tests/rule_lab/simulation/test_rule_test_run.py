@@ -169,7 +169,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "api.test.yaml:8:10: a case at api.test.yaml:3:3 has the same name",
         "api.test.yaml:8:44: near_limit_ratio: '7' is no number from 0 to 1",
         "api.test.yaml:8:47: 'grpc' is no key: allowed are failure_policy, count_denied, "
-        "shadow_mode, quota_mode, near_limit_ratio, headers, denial_body, "
+        "reservations, max_reservation_ttl_us, shadow_mode, quota_mode, near_limit_ratio, "
+        "headers, denial_body, "
         "limit_response_headers, limit_header, remaining_header, "
         "reset_header, reset_value, dynamic_metadata, decision_metadata, denial_quota",
     ]
