@@ -4,6 +4,7 @@
 
 local ENDED_AT_ONCE = 128
 local TOTAL, ENDS = "t", "e"
+local all_of = table.unpack or unpack -- Lua 5.1, and those after it
 
 local function text_of(number)
   return string.format("%.0f", number)
@@ -23,11 +24,11 @@ local function expire(set, hash)
     return
   end
   local sum = 0
-  for _, hits in ipairs(redis.call("HMGET", hash, unpack(ended))) do
+  for _, hits in ipairs(redis.call("HMGET", hash, all_of(ended))) do
     sum = sum + math.max(0, number_of(hits))
   end
-  redis.call("ZREM", set, unpack(ended))
-  redis.call("HDEL", hash, unpack(ended))
+  redis.call("ZREM", set, all_of(ended))
+  redis.call("HDEL", hash, all_of(ended))
   if sum > 0 then
     redis.call("HINCRBY", hash, TOTAL, text_of(-sum))
   end
@@ -85,7 +86,7 @@ function holds.write(changes)
       held.ends = 2 * fields.ends - now -- later holds that last as long need not write this again
       fields[#fields + 1], fields[#fields + 2] = ENDS, text_of(held.ends)
     end
-    redis.pcall("HSET", key .. "~a", unpack(fields))
+    redis.pcall("HSET", key .. "~a", all_of(fields))
     local kept = text_of(math.max(0, math.ceil((held.ends - now) / 1000)) + 1000)
     redis.pcall("PEXPIRE", key .. "~h", kept) -- a set that was empty is a new key
     if longer then
