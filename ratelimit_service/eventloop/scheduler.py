@@ -149,8 +149,7 @@ class Scheduler:
         self._schedule()
 
     def _take_in(self, client: Visited) -> None:
-        credited_us = self._least_us - _CREDIT_US
-        client.used_us = max(client.used_us, credited_us)
+        client.used_us = max(client.used_us, self._least_us - _CREDIT_US)
         self._push(client)
 
     def _push(self, client: Visited) -> None:
@@ -309,8 +308,7 @@ class Scheduler:
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
             started_us, now_us = now_us, elapsed_us()
-            took_us = now_us - started_us
-            client.used_us += min(_MOST_USED_US, took_us)
+            client.used_us += min(_MOST_USED_US, now_us - started_us)
         self._visited = None
         if self._finish is not None:
             self._decide(now_us)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -347,12 +347,8 @@ class ServiceCalls:
             origins: Sequence[CallOrigin | None] = calls.origins or [None] * len(calls.messages)
             of_each = zip(calls.stream_ids, calls.messages, origins, strict=True)
             for stream_id, message, origin in of_each:
-                coming = self._service.reservations.call(method, message, deadline_us, origin)
-                task = asyncio.get_running_loop().create_task(
-                    self._reserve(client, stream_id, coming)
-                )
-                self._reserving.add(task)
-                task.add_done_callback(self._reserving.discard)
+                ask = partial(self._service.reservations.call, method, message, deadline_us, origin)
+                client.in_a_turn_alone(partial(self._begin_reserving, client, stream_id, ask))
             return
         for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True):
             self._call(client, calls.head.path, stream_id, message)
@@ -375,9 +371,19 @@ class ServiceCalls:
         watches[stream_id] = task
         task.add_done_callback(partial(self._watched, client, stream_id))
 
-    async def _reserve(self, client: Client, stream_id: int, coming: Awaitable[Answer]) -> None:
+    def _begin_reserving(
+        self, client: Client, stream_id: int, ask: Callable[[], Awaitable[Answer]]
+    ) -> None:
+        """Begins a call that reserves or settles: one in a turn, so that many hold nobody up."""
+        task = asyncio.get_running_loop().create_task(self._reserve(client, stream_id, ask))
+        self._reserving.add(task)
+        task.add_done_callback(self._reserving.discard)
+
+    async def _reserve(
+        self, client: Client, stream_id: int, ask: Callable[[], Awaitable[Answer]]
+    ) -> None:
         """Answers a call that reserves or settles, once its answer is there."""
-        answer_each(self._service, client, [stream_id], [await coming])
+        answer_each(self._service, client, [stream_id], [await ask()])
         client.flush_soon()
 
     def _watched(self, client: Client, stream_id: int, _: object) -> None:

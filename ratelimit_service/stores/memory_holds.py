@@ -88,7 +88,8 @@ class HoldingCounter(MemoryCounter):
 
     def matters(self, now_us: int) -> bool:
         """As any counter; it matters while a hold has not ended."""
-        return bool(self._ends and max(self._ends)[0] > now_us) or super().matters(now_us)
+        self.expire(now_us)
+        return bool(self._held) or super().matters(now_us)
 
     def share_used(self, now_us: int) -> float:
         """As any counter; what is held is used."""

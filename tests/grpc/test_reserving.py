@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import grpc
 import pytest
 
 from ratelimit_service.errors import StatusCode
+from ratelimit_service.grpc.h2.frames import FrameType
 from ratelimit_service.model import MAX_ADDEND, Hit, Hold, Request
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.observability.stats import Stats
@@ -25,6 +27,8 @@ from ratelimit_service.wire.reservations import (
     ReserveRequest,
     ReserveResponse,
 )
+from tests.grpc.ends import come
+from tests.grpc.served_ends import Ends
 from tests.grpc.transports import TRANSPORTS
 from tests.service.asking import Asking, Away, descriptor
 from tests.service.overriding import BAN, EXEMPT, override
@@ -428,3 +432,23 @@ async def test_a_settle_whose_answer_is_lost_is_sent_again_and_counts_once(tmp_p
 
     assert not await gateway.reserve(801, "user=a")
     assert await gateway.reserve(800, "user=a")
+
+
+async def test_reserving_holds_nobody_up(tmp_path: Path) -> None:
+    """However many reservations come at once, two are made in a round of the event loop at most."""
+    ends = Ends(Asking(tmp_path, RULES))
+    message = ReserveRequest(domain="llm", descriptors=_descriptors(("user=a",)), amount=1)
+    call = message.SerializeToString()
+    path = f"/{RESERVING_SERVICE}/Reserve"
+    come(
+        ends.served,
+        b"".join(ends.client.headers(path=path) + ends.client.data(call) for _ in range(40)),
+        0,
+    )
+    answered: list[int] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while sum(answered) < 40:
+            await asyncio.sleep(0)
+            answered.append(ends.wire.kinds().count(FrameType.DATA))
+
+    assert max(answered) <= 2

@@ -66,8 +66,7 @@ class Budget:
 
     def credit(self, calls: int = 1) -> None:
         """Credits calls that were answered, or were not answered by our own fault."""
-        spent_us = self._spent_us - ANSWERED_US * calls
-        self._spent_us = max(-SAVED_US, spent_us)
+        self._spent_us = max(-SAVED_US, self._spent_us - ANSWERED_US * calls)
 
     def forgive(self) -> None:
         """Forgets at the end of a second what was spent in it; what was saved stays."""
