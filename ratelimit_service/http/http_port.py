@@ -110,25 +110,14 @@ class HttpPort(Port):
 
         Or a list of them: 200, whatever becomes of each.
         """
-        if refusal := _why_not_json(request):
-            return refusal
+        text = await self._body_of(request)
+        if not isinstance(text, bytes):
+            return text
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                text = await request.read()
             refunds = self._settings.json_refunds
             batch = await stepwise(requests_from_json(text, refunds=refunds))
-        except TimeoutError:
-            return refused(408, f"the body did not come within {BODY_SECONDS:g} s")
-        except web.HTTPRequestEntityTooLarge:
-            return _too_large()
-        except ConnectionError:
-            return refused(400, "the caller has gone")
         except BadRequestError as error:
-            self._stats.refusals[error.reason] += 1
-            return web.Response(status=400, text=f"{error}\n")
-        except web.RequestPayloadError as error:
-            self._stats.refusals["json"] += 1
-            return web.Response(status=400, text=f"the body cannot be read: {error}\n")
+            return self._misread(error)
         wanted = self._settings.otel_traces or self._settings.decision_log
         origins = [_caller(request)] * len(batch.requests) if wanted else None
         answers = await self._decide(batch.requests, origins=origins)
@@ -152,24 +141,38 @@ class HttpPort(Port):
             return answer
         return web.json_response(committed_to_dict(answer))
 
-    async def _asked(
-        self, request: web.Request, method: str, read: Callable[[bytes], bytes]
-    ) -> bytes | web.StreamResponse:
-        """The answer to a request that reserves or settles, or what is said instead."""
+    async def _body_of(self, request: web.Request) -> bytes | web.StreamResponse:
+        """The JSON that a caller has sent, or what is said instead."""
         if refusal := _why_not_json(request):
             return refusal
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                message = read(await request.read())
+                return await request.read()
         except TimeoutError:
             return refused(408, f"the body did not come within {BODY_SECONDS:g} s")
         except web.HTTPRequestEntityTooLarge:
             return _too_large()
         except ConnectionError:
             return refused(400, "the caller has gone")
+        except web.RequestPayloadError as error:
+            self._stats.refusals["json"] += 1
+            return web.Response(status=400, text=f"the body cannot be read: {error}\n")
+
+    def _misread(self, error: BadRequestError) -> web.Response:
+        self._stats.refusals[error.reason] += 1
+        return web.Response(status=400, text=f"{error}\n")
+
+    async def _asked(
+        self, request: web.Request, method: str, read: Callable[[bytes], bytes]
+    ) -> bytes | web.StreamResponse:
+        """The answer to a request that reserves or settles, or what is said instead."""
+        text = await self._body_of(request)
+        if not isinstance(text, bytes):
+            return text
+        try:
+            message = read(text)
         except BadRequestError as error:
-            self._stats.refusals[error.reason] += 1
-            return web.Response(status=400, text=f"{error}\n")
+            return self._misread(error)
         wanted = self._settings.otel_traces or self._settings.decision_log
         origins = [_caller(request)] if wanted else None
         (answer,) = await self._decide([marked(method, message)], origins=origins)
