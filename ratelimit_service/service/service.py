@@ -367,15 +367,10 @@ class Service:
         places: list[int] = []
         hits: list[Sequence[Hit]] = []
         for place, one in enumerate(batch.planned):
-            if (
-                not isinstance(one, PlannedRequest)
-                or not one.hits
-                or (overridden and overridden[place])
-            ):
-                continue
-            if one.hits[0].spec.advances:
+            charged = one.hits if isinstance(one, PlannedRequest) else ()
+            if charged and charged[0].spec.advances and not (overridden and overridden[place]):
                 places.append(place)
-                hits.append(one.hits)
+                hits.append(charged)
         found = pay(hits, batch.priority)
         settled = [one for one in found if one is not None]
         paid = [place for place, one in zip(places, found, strict=True) if one is not None]
