@@ -40,7 +40,7 @@ class Memo(Generic[_T]):
         """For each cell some bits of its key's hash. They tell nearly all keys that are not
         remembered, and they stay in the processor's cache."""
         self._asked = bytearray(cells)
-        """For each cell the same bits of the key that last asked for it."""
+        """For each cell the same bits of the key that last asked for it; 0 is nobody yet."""
 
     def get(self, key: bytes, number: int) -> _T | None:
         """The value that is remembered under these rules. Values of older rules are not given."""
@@ -61,8 +61,9 @@ class Memo(Generic[_T]):
         """
         known: i64 = hash(key)
         cell, mark = known & self._mask, known >> _MARK_SHIFT & 0xFF
-        if self._asked[cell] != mark:
-            self._asked[cell] = mark
+        asker = mark or 1
+        if self._asked[cell] != asker:
+            self._asked[cell] = asker
         elif len(key) <= MAX_KEY_BYTES:
             block = self._blocks[cell >> _BLOCK_BITS]
             if block is self._empty:

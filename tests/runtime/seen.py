@@ -33,7 +33,7 @@ def runs(pid: int) -> bool:
     """Whether there is such a process that has not ended, even if nobody has asked for it yet."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before we opened, or while we read
         return False
 
 
