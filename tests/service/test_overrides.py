@@ -13,14 +13,7 @@ import pytest
 from ratelimit_service import wire
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.decision_log.line import line_of
-from ratelimit_service.model import (
-    SECOND_US,
-    Code,
-    FailurePolicy,
-    Hit,
-    Request,
-    read_override,
-)
+from ratelimit_service.model import SECOND_US, Code, FailurePolicy, Hit, Request, read_override
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.local_cache import LocalCache
