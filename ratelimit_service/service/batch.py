@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer
@@ -23,7 +24,6 @@ class Batch:
     __slots__ = (
         "bodies",
         "deadline_us",
-        "divisible",
         "failed",
         "finished",
         "indices",
@@ -33,6 +33,9 @@ class Batch:
         "started_us",
         "traced",
     )
+
+    divisible: ClassVar[bool] = False
+    """Whether `answer_some` takes answers before there are all."""
 
     def __init__(
         self,
@@ -48,8 +51,6 @@ class Batch:
         """A store sends requests of a smaller priority first, as `Store.charge` says."""
         self.origins = origins
         """Who has made the calls; None where nobody has looked (`DecisionEvents.wants_origins`)."""
-        self.divisible = False
-        """Whether `answer_some` takes answers before there are all."""
         self.started_us = 0
         """When the service got them, by `clock.elapsed_us`."""
         self.planned: list[PlannedRequest | Answer] = []

@@ -19,12 +19,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.rules.matchers.effort import (
-    EFFORT,
-    MOST_AT_ONCE,
-    EffortSpentError,
-    Searches,
-)
+from ratelimit_service.rules.matchers.effort import EFFORT, EffortSpentError, Searches
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
@@ -144,10 +139,14 @@ class Service:
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
-            effort = EFFORT
-            if effort.rest < MOST_AT_ONCE:
-                effort.renew({})
-            self._plan(batch, (), snapshot)
+            number, remembered = snapshot.number, self._planning.requests.get
+            planned: list[PlannedRequest | Answer] = [
+                remembered(body, number) or LATER for body in batch.bodies
+            ]
+            if LATER in planned or self.overrides.active:
+                self._plan(batch, planned, snapshot, {})
+            else:
+                self._charge_planned(batch, planned, None)
         except Exception as error:
             self._fail(batch, error)
 
@@ -246,44 +245,34 @@ class Service:
         batch: Batch,
         before: Sequence[PlannedRequest | Answer],
         snapshot: Snapshot,
+        searches: Searches,
     ) -> None:
-        """Plans a batch and charges it, or plans on in a later turn.
+        """Plans what is left of a batch and charges it, or goes on in a later turn.
 
-        `before` is what was planned of it in turns before.
+        `before` is what is planned already, and LATER for the others; `searches` is what turns
+        before have found.
         """
-        bodies = batch.bodies
-        number = snapshot.number
-        planning = self._planning
-        remembered = planning.requests.get
-        ask = planning.ask
+        ask = self._planning.ask
         overridden: list[OverriddenRequest | None] | None = None
-        planned: list[PlannedRequest | Answer] = []
-        effort = EFFORT
-        effort.bounded = True
+        EFFORT.begin(searches)
         try:
-            if before:
-                planned = [
-                    ask(body, snapshot) if one is LATER else one
-                    for body, one in zip(bodies, before, strict=True)
-                ]
-            else:
-                planned = [remembered(body, number) or ask(body, snapshot) for body in bodies]
-            if self.overrides.active:
-                overridden = self.overrides.apply(bodies, planned, snapshot, self._clock())
+            planned = [
+                ask(body, snapshot) if one is LATER else one
+                for body, one in zip(batch.bodies, before, strict=True)
+            ]
+            charged, whole = planned, LATER not in planned
+            if whole and self.overrides.active:
+                charged = list(planned)
+                overridden = self.overrides.apply(batch.bodies, charged, snapshot, self._clock())
         except EffortSpentError:
-            planning.unfinished = True
+            whole = False
         finally:
-            effort.bounded = False
-        if planning.unfinished:
-            planning.unfinished = False
-            later = partial(self._plan_on, batch, planned, snapshot, effort.results)
-            shared_scheduler().go_on(later)
-            return
-        pay = self._pay
-        if pay is not None and snapshot.leases and batch.divisible and len(planned) > 1:
-            self._divide(batch, planned, overridden, pay)
+            EFFORT.end()
+        if whole:
+            self._charge_planned(batch, charged, overridden)
         else:
-            self._charge_planned(batch, planned, overridden)
+            later = partial(self._plan_on, batch, planned, snapshot, searches)
+            shared_scheduler().go_on(later)
 
     def _plan_on(
         self,
@@ -292,14 +281,11 @@ class Service:
         snapshot: Snapshot,
         searches: Searches,
     ) -> None:
-        """Plans on, in another turn; `searches` is what they have found of this batch."""
+        """Plans on, in another turn."""
         try:
-            EFFORT.renew(searches)
-            self._plan(batch, before, snapshot)
+            self._plan(batch, before, snapshot, searches)
         except Exception as error:
             self._fail(batch, error)
-        finally:
-            EFFORT.renew({})
 
     def _charge_planned(
         self,
@@ -314,6 +300,10 @@ class Service:
                 for one in planned
             ]
         batch.planned = planned
+        pay = self._pay
+        divisible = batch.divisible and len(planned) > 1 and self.leases
+        if divisible and pay is not None and self._divide(batch, overridden, pay):
+            return
         charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
         wanted: Wanted = batch.wants
         if len(charged) < len(planned):  # rare
@@ -338,27 +328,22 @@ class Service:
             charge(wanted, batch.deadline_us, batch.priority)
 
     def _divide(
-        self,
-        batch: Batch,
-        planned: list[PlannedRequest | Answer],
-        overridden: list[OverriddenRequest | None] | None,
-        pay: Pay,
-    ) -> None:
-        """Answers those requests of a batch that need no store, and charges the others."""
-        batch.planned = planned
+        self, batch: Batch, overridden: list[OverriddenRequest | None] | None, pay: Pay
+    ) -> bool:
+        """Answers those requests of a batch that need no store, and charges the others.
+
+        Returns whether there were any; else nothing is done.
+        """
         paid = self._answer_paid(batch, overridden, pay)
-        if not paid:
-            self._charge_planned(batch, planned, overridden)
-            return
-        places = sorted(set(range(len(planned))).difference(paid))
-        if not places:
-            return
-        rest = PartOfBatch(batch, places)
-        its_overridden = None if overridden is None else [overridden[place] for place in places]
-        try:
-            self._charge_planned(rest, rest.planned, its_overridden)
-        except Exception as error:
-            self._fail(rest, error)
+        places = sorted(set(range(len(batch.planned))).difference(paid)) if paid else []
+        if places:
+            rest = PartOfBatch(batch, places)
+            its_overridden = None if overridden is None else [overridden[place] for place in places]
+            try:
+                self._charge_planned(rest, rest.planned, its_overridden)
+            except Exception as error:
+                self._fail(rest, error)
+        return bool(paid)
 
     def _answer_paid(
         self, batch: Batch, overridden: list[OverriddenRequest | None] | None, pay: Pay
