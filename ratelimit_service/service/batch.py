@@ -13,7 +13,7 @@ from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.tracer import Traced
-from ratelimit_service.stores import DROPPED, NEVER, Settled
+from ratelimit_service.stores import NEVER
 
 __all__ = ["AwaitedBatch", "Batch", "CallbackBatch", "PartOfBatch"]
 
@@ -26,7 +26,6 @@ class Batch:
         "deadline_us",
         "failed",
         "finished",
-        "indices",
         "origins",
         "planned",
         "priority",
@@ -55,8 +54,6 @@ class Batch:
         """When the service got them, by `clock.elapsed_us`."""
         self.planned: list[PlannedRequest | Answer] = []
         """Their plans, or answers that need none."""
-        self.indices: list[int] | None = None
-        """Which of them are charged, if not all."""
         self.finished = False
         self.failed = False
         """Whether a fault of ours has refused what was to be charged."""
@@ -74,21 +71,6 @@ class Batch:
     def wants(self, index: int) -> bool:  # noqa: ARG002 -- that is for who knows
         """Whether somebody still waits for this answer."""
         return True
-
-    def wants_charged(self, index: int) -> bool:
-        """The same of a request among those that are charged."""
-        return self.wants(index if self.indices is None else self.indices[index])
-
-    def of_all(self, charged: Sequence[Settled]) -> Sequence[Settled]:
-        """What each request came to, also those that had nothing to charge."""
-        if self.indices is None:
-            return charged
-        settled = [
-            one.settled if isinstance(one, PlannedRequest) else DROPPED for one in self.planned
-        ]
-        for index, each in zip(self.indices, charged, strict=True):
-            settled[index] = each
-        return settled
 
 
 class PartOfBatch(Batch):

@@ -47,6 +47,7 @@ from ratelimit_service.stores import (
     Verdict,
     Wanted,
     unknown,
+    wanted_at,
 )
 
 __all__ = ["Service"]
@@ -305,18 +306,18 @@ class Service:
         if divisible and pay is not None and self._divide(batch, overridden, pay):
             return
         charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
-        wanted: Wanted = batch.wants
+        settled, wanted = partial(self._settled, batch), batch.wants
         if len(charged) < len(planned):  # rare
-            batch.indices = [
+            indices = [
                 index
                 for index, one in enumerate(planned)
                 if isinstance(one, PlannedRequest) and one.hits
             ]
-            wanted = batch.wants_charged
-        if not charged:
-            self._settled(batch, [])
-            return
-        settled = partial(self._settled, batch)
+            if not indices:
+                self._settled_some(batch, indices, ())
+                return
+            settled = partial(self._settled_some, batch, indices)
+            wanted = partial(wanted_at, wanted, indices)
         if overridden is None:
             charge = partial(self._store.charge, charged, settled)
         else:
@@ -380,15 +381,25 @@ class Service:
         """Counts and logs a fault of ours; returns what its request is answered."""
         return self._faults.request(error)
 
-    def _settled(self, batch: Batch, charged: Sequence[Settled]) -> None:
-        """Answers a batch; this is what its requests that were charged came to."""
+    def _settled_some(
+        self, batch: Batch, indices: Sequence[int], charged: Sequence[Settled]
+    ) -> None:
+        """Answers a batch of which the requests at these places were charged, and came to this."""
+        settled = [
+            one.settled if isinstance(one, PlannedRequest) else DROPPED for one in batch.planned
+        ]
+        for index, each in zip(indices, charged, strict=False):
+            settled[index] = each
+        self._settled(batch, settled if len(indices) == len(charged) else ())
+
+    def _settled(self, batch: Batch, settled: Sequence[Settled]) -> None:
+        """Answers a batch; this is what its requests came to."""
         if batch.finished:
             if batch.failed:  # it was refused when the store failed
-                self._give_back(batch, charged, ())
+                self._give_back(batch, settled, ())
             return
         answers: list[Answer] = []
         try:
-            settled = batch.of_all(charged)
             callers = self.callers
             exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
             exact_callers = callers if exact else None
@@ -397,7 +408,7 @@ class Service:
             self._stats.latency.add(took_us, len(batch.bodies))
         except Exception as error:
             self._fail(batch, error)
-            self._give_back(batch, charged, answers)
+            self._give_back(batch, settled, answers)
         else:
             self._tell(batch, answers)
             if callers is not None:
@@ -417,16 +428,12 @@ class Service:
 
         Requests that were refused one by one, as `answers` say, have got theirs back.
         """
-        charged = [
-            (index, planned)
-            for index, planned in enumerate(batch.planned)
-            if isinstance(planned, PlannedRequest) and planned.hits
-        ]
-        if len(charged) != len(settled):
+        if len(batch.planned) != len(settled):
             return  # nobody can tell whose these are
-        for (index, planned), each in zip(charged, settled, strict=True):
-            if not (answers and isinstance(answers[index], Refusal)):
-                self._answering.give_back(planned, each)
+        for index, planned in enumerate(batch.planned):
+            refused = bool(answers) and isinstance(answers[index], Refusal)
+            if isinstance(planned, PlannedRequest) and planned.hits and not refused:
+                self._answering.give_back(planned, settled[index])
 
     def _enqueue(self, batch: Batch, found: Sequence[Settled]) -> None:
         """Hands on those denied requests of a batch whose rules have a queue."""
