@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,7 +152,9 @@ def test_the_list_has_every_recipe() -> None:
 def test_program_of_the_llm_budget(tmp_path: Path) -> None:
     """The program of the page holds its estimate during an answer, then counts what it took."""
     page = (HOW_TO / "llm-budget.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program, streaming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    example = (TOP / "examples" / "middleware" / "llm_gateway.py").read_text()
+    assert textwrap.indent(streaming, 8 * " ") in example
     names: dict[str, object] = {}
     exec(program, names)
     answer = names["answer"]
