@@ -7,8 +7,9 @@ descriptors alone. What must not live here: how hits are held (`stores`), and me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from os import urandom
 from typing import Final, NamedTuple
 
@@ -27,7 +28,7 @@ from ratelimit_service.limiter.reserving import (
 from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
-from ratelimit_service.observability.stats import Stats
+from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.decision_events import DecisionEvents
@@ -117,7 +118,7 @@ class Reservations:
                 planned = self._plan(asked)
                 hits = hits_to_settle(planned.plans, asked.hits, urandom(HOLD_ID_BYTES), 0)
                 outcomes = await self._settle(hits)
-                _tally_settled(planned.plans, outcomes)
+                _tally_settled(planned.plans, hits, outcomes)
                 answer = wire.encode_code(True)
                 settled = Settled(outcomes, Verdict.ADMITTED)
                 self._tell(asked, planned, settled, answer, Reserved(True, "", None), came)
@@ -162,6 +163,7 @@ class Reservations:
             tally["by_policy"] += 1
         else:
             tally["extended" if asked.id else "held"] += 1
+            _tally_held(planned.plans, hits, settled.outcomes)
         held = bool(reservation_id) and any(map(is_held, hits))
         answer = wire.encode_reserved(True, reservation_id, held=held)
         reserved = reserved._replace(id=reservation_id[:_LOGGED_DIGITS])
@@ -178,7 +180,7 @@ class Reservations:
         else:
             hits = hits_to_settle(planned.plans, asked.hits, hold_id, remembered_us)
         outcomes = await self._settle(hits)
-        _tally_settled(planned.plans, outcomes)
+        _tally_settled(planned.plans, hits, outcomes)
         held = held_until_settled(hits, outcomes)
         tally["unknown" if hold_id is None else "settled" if held else "late"] += 1
         if any((asked.hits or 0) > hits_held for hits_held in held):
@@ -282,18 +284,43 @@ class _RefusedError(Exception):
         self.answer = answer
 
 
-def _tally_settled(plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> None:
-    """Adds what was used to the rules' metrics: once, as it is counted."""
-    in_order = iter(outcomes)
+def _by_plan(
+    plans: Sequence[Plan], hits: Sequence[Hit], outcomes: Sequence[Outcome | None]
+) -> Iterator[tuple[Tally, list[tuple[Hit, Outcome]]]]:
+    """Of each rule that tallies, what became of its hits; not of places, which are no hits."""
+    in_order = zip(hits, outcomes, strict=True)
     for plan in plans:
-        charged = [
-            outcome.charged
-            for hit in plan.hits
-            if (outcome := next(in_order)) is not None and not hit.spec.algorithm.leases
+        found = [
+            (hit, outcome)
+            for hit, outcome in islice(in_order, len(plan.hits))
+            if outcome is not None and not hit.spec.algorithm.leases
         ]
-        if plan.node.tally is not None and charged:
-            plan.node.tally.hits += max(charged)
-            plan.node.tally.within += max(charged)
+        if plan.node.tally is not None and found:
+            yield plan.node.tally, found
+
+
+def _tally_held(
+    plans: Sequence[Plan], hits: Sequence[Hit], outcomes: Sequence[Outcome | None]
+) -> None:
+    """Adds what is held from now on to the rules' metrics; of several limits the most."""
+    for tally, found in _by_plan(plans, hits, outcomes):
+        tally.held += max(outcome.charged for _, outcome in found)
+
+
+def _tally_settled(
+    plans: Sequence[Plan], hits: Sequence[Hit], outcomes: Sequence[Outcome | None]
+) -> None:
+    """Adds what was used to the rules' metrics: once, as it is counted."""
+    for tally, found in _by_plan(plans, hits, outcomes):
+        charged = max(outcome.charged for _, outcome in found)
+        tally.hits += charged
+        tally.within += charged
+        held = max(held_until_settled(*zip(*found, strict=True)), default=0)
+        if held:
+            used = max(hit.addend for hit, _ in found)
+            tally.settled += min(used, held)
+            tally.released += max(0, held - used)
+            tally.overrun += max(0, used - held)
 
 
 def _tally_denied(plans: Sequence[Plan], outcomes: Sequence[Outcome | None], number: int) -> None:

@@ -1,0 +1,121 @@
+"""What is seen of reservations over every store: in the metrics of rules, and of counters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.model import SECOND_US
+from ratelimit_service.stores import Store
+from tests.service.asking import Asking
+from tests.service.reserving import Gateway
+from tests.stores.conftest import Time
+
+RULES = """
+domain: llm
+reservations: true
+descriptors:
+- key: user
+  rate_limit: {unit: year, requests_per_unit: 1000}
+- key: model
+  rate_limits:
+  - {name: minute, unit: minute, requests_per_unit: 500}
+  - {name: day, unit: day, requests_per_unit: 5000, reservations: false}
+- key: watched
+  shadow_mode: true
+  rate_limit: {unit: year, requests_per_unit: 10}
+- key: quota
+  quota_mode: true
+  rate_limit: {unit: year, requests_per_unit: 10}
+- key: place
+  rate_limit: {unit: year, requests_per_unit: 1, algorithm: concurrency}
+"""
+
+
+@pytest.fixture
+def asking(tmp_path: Path, store: Store, clock: Time) -> Asking:
+    return Asking(tmp_path, RULES, store=store, clock=clock)
+
+
+@pytest.fixture
+def gateway(asking: Asking) -> Gateway:
+    return Gateway(asking)
+
+
+def tallied(asking: Asking, path: str) -> dict[str, int]:
+    """What the metrics of a rule say, without zeros."""
+    rules = asking.rules.snapshot.domains["llm"].rules
+    (tally,) = [rule.tallies.of() for rule in rules if rule.path == path]
+    names = ("hits", "within", "over", "held", "settled", "released", "overrun")
+    return {name: number for name in names if (number := getattr(tally, name))}
+
+
+async def test_rules_tally_what_was_held_and_what_became_of_it(
+    asking: Asking, gateway: Gateway
+) -> None:
+    """All that is held was used, or released, or its hold ended; what is beyond it is overrun."""
+    first = await gateway.reserve(600, "user=a")
+    second = await gateway.reserve(300, "user=a")
+    assert not await gateway.reserve(200, "user=a")
+    assert tallied(asking, "user") == {"held": 900, "hits": 200, "over": 200}
+
+    await gateway.commit(first, 250, "user=a")
+    await gateway.commit(first, 250, "user=a")
+    await gateway.commit(second, 310, "user=a")
+
+    used = {"hits": 760, "within": 560, "over": 200}
+    assert tallied(asking, "user") == {
+        **used,
+        "held": 900,
+        "settled": 550,
+        "released": 350,
+        "overrun": 10,
+    }
+
+
+async def test_an_extended_reservation_is_tallied_once(
+    asking: Asking, gateway: Gateway, clock: Time
+) -> None:
+    """Only what it holds more is added; a hold that has ended is neither used nor released."""
+    held = await gateway.reserve(300, "model=m", seconds=10)
+    assert await gateway.reserve(400, "model=m", hold_id=held, seconds=10) == held
+    assert tallied(asking, "model") == {"held": 400}
+
+    clock.now_us += 10 * SECOND_US
+    await gateway.commit(held, 50, "model=m")
+
+    assert tallied(asking, "model") == {"held": 400, "hits": 50, "within": 50}
+
+
+@pytest.mark.parametrize(("key", "hits"), [("watched", 20), ("quota", 8)])
+async def test_shadow_rules_and_quotas_are_not_held_only_settled(
+    asking: Asking, gateway: Gateway, key: str, hits: int
+) -> None:
+    """There is as much room as before, and what was used counts."""
+    held = await gateway.reserve(hits, "user=a", f"{key}=w")
+
+    assert held
+    assert tallied(asking, key) == {}
+    assert (await asking.ask(f"{key}=w", domain="llm")).statuses[0].remaining == 9
+    assert await gateway.commit(held, 6, "user=a", f"{key}=w")
+    assert tallied(asking, key) == {"hits": 7, "within": 7}
+    assert (await asking.ask(f"{key}=w", domain="llm")).statuses[0].remaining == 2
+
+
+async def test_a_quota_without_room_denies_what_is_reserved(
+    asking: Asking, gateway: Gateway
+) -> None:
+    """As it denies any request; but of what is denied nothing counts."""
+    assert not await gateway.reserve(11, "user=a", "quota=w")
+    assert (await asking.ask("quota=w", domain="llm")).statuses[0].remaining == 9
+    assert (await asking.ask("user=a", domain="llm")).statuses[0].remaining == 999
+
+
+async def test_places_are_no_hits(asking: Asking, gateway: Gateway) -> None:
+    """What takes a place is not tallied as held."""
+    held = await gateway.reserve(20, "user=a", "place=p")
+    await gateway.commit(held, 20, "user=a", "place=p")
+
+    assert tallied(asking, "place") == {}
+    assert tallied(asking, "user")["settled"] == 20
