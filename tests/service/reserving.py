@@ -23,15 +23,19 @@ def descriptors(texts: Sequence[str]) -> Sequence[RateLimitDescriptor]:
 
 
 class Gateway:
-    """It asks in the domain `llm`."""
+    """It asks in one domain."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: Asking, domain: str = "llm") -> None:
         self.reservations = asking.service.reservations
+        self.domain = domain
 
     async def reserve(self, amount: int, *texts: str, hold_id: str = "", seconds: int = 0) -> str:
         """Returns the id; it is empty if the reservation was denied."""
         request = ReserveRequest(
-            domain="llm", amount=amount, reservation_id=hold_id, descriptors=descriptors(texts)
+            domain=self.domain,
+            amount=amount,
+            reservation_id=hold_id,
+            descriptors=descriptors(texts),
         )
         if seconds:
             request.ttl.seconds = seconds
@@ -42,7 +46,7 @@ class Gateway:
     async def commit(self, hold_id: str, actual: int, *texts: str) -> bool:
         """Returns whether anything was held until now."""
         request = CommitRequest(
-            domain="llm",
+            domain=self.domain,
             reservation_id=hold_id,
             actual_amount=actual,
             descriptors=descriptors(texts),
