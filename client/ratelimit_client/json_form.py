@@ -34,6 +34,10 @@ def to_json(request: Request) -> bytes:
     }
     if request.call is Call.RESERVE:
         fields["amount"] = request.cost
+        if request.ttl:
+            fields["ttl"] = f"{request.ttl:.6f}s"
+        if request.reservation:
+            fields["reservationId"] = request.reservation
     elif request.call is Call.SETTLE:
         fields |= {"reservationId": request.reservation, "actualAmount": request.cost}
     elif request.cost > 1:

@@ -151,7 +151,8 @@ class Call(StrEnum):
 class Request:
     """Descriptors that pass together or not at all; `cost` is for those that have none.
 
-    One that settles names its `reservation`, and costs what was used.
+    One that reserves is held for `ttl` seconds, 0 for as long as the service lets. One that settles
+    names its `reservation`, and costs what was used.
     """
 
     domain: str
@@ -159,6 +160,7 @@ class Request:
     cost: int = 1
     call: Call = Call.DECIDE
     reservation: str = ""
+    ttl: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.domain:

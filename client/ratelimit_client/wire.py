@@ -63,6 +63,13 @@ def encode(request: Request) -> bytes:
         parts.append(_field(3, request.reservation.encode()) + b"\x20" + _varint(request.cost))
     elif request.cost > 1 or request.call is Call.RESERVE:
         parts.append(b"\x18" + _varint(request.cost))
+    if request.call is Call.RESERVE:
+        if request.ttl:
+            seconds, micros = divmod(round(request.ttl * _MILLION), _MILLION)
+            duration = b"\x08" + _varint(seconds) + b"\x10" + _varint(micros * 1_000)
+            parts.append(_field(4, duration))
+        if request.reservation:
+            parts.append(_field(5, request.reservation.encode()))
     body = b"".join(parts)
     if len(body) > _MAX_BYTES:
         raise BadRequestError(

@@ -27,6 +27,7 @@ from ratelimit_service.limiter.reserving import (
     held_until_settled,
     hits_to_hold,
     hits_to_settle,
+    is_held,
     too_large,
 )
 from ratelimit_service.model import Code, Decision, Entry, Hit, Request, Status
@@ -71,7 +72,7 @@ class SimulatedDecision(NamedTuple):
 class SimulatedReservation(NamedTuple):
     """What became of a reservation or a settle, and the rules that its descriptors met.
 
-    `held` is what a settle has found held, 0 if nothing was.
+    `held` is what is held from now on, or was until a settle; 0 if nothing is.
     """
 
     passed: bool
@@ -187,7 +188,10 @@ class Simulator:
         most_us = self._settings.max_reservation_ttl_us
         to_hold = hits_to_hold(plans, hits, _id_of(name), min(ttl_us or most_us, most_us))
         settled = self._settled_of(plans, to_hold, at_us)
-        return SimulatedReservation(settled.verdict.passes, rules)
+        passed = settled.verdict.passes
+        return SimulatedReservation(
+            passed, rules, hits if passed and any(map(is_held, to_hold)) else 0
+        )
 
     def settle(self, request: Request, hits: int, name: str, at_us: int) -> SimulatedReservation:
         """Ends what `reserve` holds under this name, and counts hits: once, whatever limits say.
