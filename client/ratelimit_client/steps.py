@@ -162,7 +162,7 @@ class Asking:
             return (yield from self.ask(request))
         except UnavailableError as error:
             return self._by_policy(error)
-        if decision.reservation:
+        if decision.reservation or decision.detail:
             return decision
         if decision.allowed:
             return (yield from self.ask(request))

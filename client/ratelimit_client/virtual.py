@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratelimit_client.errors import BadRequestError, UnavailableError
-from ratelimit_client.model import Call, Decision, Reason, Request
+from ratelimit_client.model import TOO_LARGE, Call, Decision, Reason, Request
 from ratelimit_client.wire import decode, encode
 from ratelimit_service import errors
 from ratelimit_service.rule_lab.simulation.simulator import Simulator
@@ -62,7 +62,8 @@ class Virtual:
         ttl_us = round(request.ttl * 1_000_000)
         found = self._simulator.reserve(asked, hits, held_id, ttl_us, now_us)
         if not found.passed:
-            return Decision(False, Reason.OVER_LIMIT)
+            detail = TOO_LARGE if found.too_large else ""
+            return Decision(False, Reason.OVER_LIMIT, detail=detail)
         return Decision(True, Reason.WITHIN_LIMIT, reservation=held_id if found.held else "")
 
 

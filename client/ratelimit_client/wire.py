@@ -11,6 +11,7 @@ from typing import Final
 
 from ratelimit_client.errors import BadRequestError
 from ratelimit_client.model import (
+    TOO_LARGE,
     Call,
     Decision,
     Descriptor,
@@ -126,7 +127,7 @@ def _reserved(body: bytes) -> Decision:
     if code not in {_OK, _OVER_LIMIT}:
         raise ValueError(f"the answer's code is {code!r}")
     if code == _OVER_LIMIT:
-        return Decision(False, Reason.OVER_LIMIT)
+        return Decision(False, Reason.OVER_LIMIT, detail=TOO_LARGE if fields.get(4) else "")
     held = _expect_bytes(reservation).decode() if fields.get(3) else ""
     return Decision(True, Reason.WITHIN_LIMIT, reservation=held)
 

@@ -148,6 +148,7 @@ class Reservations:
         if too_large(planned.plans, asked.hits or 0):
             tally["too_large"] += 1
             reserved = reserved._replace(too_large=True)
+            denied = wire.encode_reserved(False, too_large=True)
             self._tell(asked, planned, Settled([], Verdict.DENIED), denied, reserved, came)
             return denied
         hits = hits_to_hold(planned.plans, asked.hits, hold_id, ttl_us)

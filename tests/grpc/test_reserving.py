@@ -198,7 +198,10 @@ async def test_a_reservation_is_extended_by_its_id(gateway: Gateway) -> None:
 
 async def test_a_larger_reservation_than_the_limit_lets_is_denied(gateway: Gateway) -> None:
     """It is never held in part."""
-    assert await gateway.reserve(101, "small=a") == (False, "")
+    request = ReserveRequest(domain="llm", amount=101, descriptors=descriptors(("small=a",)))
+    answer = ReserveResponse.FromString(await gateway.call("Reserve", request.SerializeToString()))
+
+    assert answer == ReserveResponse(code=OVER, too_large=True)
     assert (await gateway.reserve(100, "small=a"))[0]
     assert gateway.asking.stats.reservations["too_large"] == 1
 

@@ -212,6 +212,15 @@ async def test_a_reservation_is_extended(live: Live, way: str, name: str) -> Non
     assert extended.reservation == budget.decision.reservation
 
 
+async def test_a_reservation_that_is_too_large(live: Live, way: str, name: str) -> None:
+    """Who waits for more than the limit lets any reservation hold is told that it does not help."""
+    async with connect(live, way) as limiter:
+        with pytest.raises(DeniedError, match="one reservation may not hold so much") as denied:
+            await limiter.reserve(stream=name, cost=1_001)
+
+    assert denied.value.decision.retry_after is None
+
+
 async def test_a_reservation_is_held_and_not_charged(live: Live, way: str, name: str) -> None:
     """More than was held counts whole, beyond the limit too."""
     async with connect(live, way) as limiter:

@@ -113,6 +113,8 @@ async def test_budget_is_held_until_its_end() -> None:
         assert (await limiter.check(stream="a", cost=0)).remaining == 600
         with pytest.raises(DeniedError):
             await limiter.reserve(stream="a", cost=601)
+        with pytest.raises(DeniedError, match="may not hold so much"):
+            await limiter.reserve(stream="a", cost=1_001)
         budget.spend(1_100)
     assert not await limiter.check(stream="a", cost=0)
 

@@ -72,12 +72,14 @@ class SimulatedDecision(NamedTuple):
 class SimulatedReservation(NamedTuple):
     """What became of a reservation or a settle, and the rules that its descriptors met.
 
-    `held` is what is held from now on, or was until a settle; 0 if nothing is.
+    `held` is what is held from now on, or was until a settle; 0 if nothing is. What is `too_large`
+    can never be held.
     """
 
     passed: bool
     rules: tuple[Rule | None, ...]
     held: int = 0
+    too_large: bool = False
 
 
 class Simulator:
@@ -184,7 +186,7 @@ class Simulator:
         plans = self.plan(request, at_us)
         rules = tuple(planned.declared for planned in plans)
         if too_large(plans, hits):
-            return SimulatedReservation(False, rules)
+            return SimulatedReservation(False, rules, too_large=True)
         most_us = self._settings.max_reservation_ttl_us
         to_hold = hits_to_hold(plans, hits, _id_of(name), min(ttl_us or most_us, most_us))
         settled = self._settled_of(plans, to_hold, at_us)
