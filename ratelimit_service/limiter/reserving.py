@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.limiter.plan import LEASE_BYTES, Plan
-from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Mode, Outcome
+from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Limit, Mode, Outcome
 
 __all__ = [
     "HOLD_ID_BYTES",
@@ -87,15 +87,14 @@ def held_until_settled(hits: Sequence[Hit], outcomes: Sequence[Outcome | None]) 
     ]
 
 
-def too_large(plans: Sequence[Plan], hits: int) -> bool:
-    """Whether one of the limits lets no reservation hold so much."""
-    return any(
-        limit.limit.reservations is not None
-        and plan.rule.hit_mode is Mode.ENFORCED
-        and hits * WHOLE_PPM > limit.spec.limit * limit.limit.reservations.most_ppm
-        for plan in plans
-        for limit in plan.rule.limits
-    )
+def too_large(plans: Sequence[Plan], hits: int) -> tuple[int, Limit] | None:
+    """The limit that lets no reservation hold so much, and which descriptor's; None without one."""
+    for descriptor, plan in enumerate(plans):
+        for limit in plan.rule.limits if plan.rule.hit_mode is Mode.ENFORCED else ():
+            most = limit.limit.reservations
+            if most is not None and hits * WHOLE_PPM > limit.spec.limit * most.most_ppm:
+                return descriptor, limit.limit
+    return None
 
 
 def _pays_in_turn(plan: Plan) -> bool:

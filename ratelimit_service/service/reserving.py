@@ -36,7 +36,7 @@ from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.overrides.in_force import OverridesInForce
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.planning import Planning
-from ratelimit_service.service.records import DecidedBatch, Reserved, record
+from ratelimit_service.service.records import DecidedBatch, Reserved, record, refused_by
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Settled, Store, Verdict
 from ratelimit_service.wire import reservations as wire
@@ -65,7 +65,8 @@ class _Planned:
     plans: Sequence[Plan]
     settled: Settled
     """What it comes to if it has no hits."""
-    banned: bool
+    ban: PlannedRequest | None
+    """What a ban of an operator makes of it: it denies what is reserved, and stops no settle."""
 
 
 class Reservations:
@@ -145,7 +146,7 @@ class Reservations:
         ttl_us = min(asked.ttl_us or most_us, most_us)
         reserved = Reserved(False, asked.id[:_LOGGED_DIGITS], asked.hits, ttl_us)
         denied = wire.encode_reserved(False)
-        if too_large(planned.plans, asked.hits or 0):
+        if planned.ban is None and too_large(planned.plans, asked.hits or 0):
             tally["too_large"] += 1
             reserved = reserved._replace(too_large=True)
             denied = wire.encode_reserved(False, too_large=True)
@@ -206,8 +207,12 @@ class Reservations:
         if self.events is None or not self.events.listeners:
             return
         request = PlannedRequest(list(planned.plans), (), None, 0, None, False, planned.settled)
+        if planned.ban is not None and not reserved.settles:
+            request = planned.ban
         took_us = elapsed_us() - came.at_us
         told = record(wire.logged(asked), request, settled, answer, came.origin, took_us)
+        if reserved.too_large and (found := too_large(planned.plans, asked.hits or 0)):
+            told = refused_by(told, planned.plans, *found)
         if reserved.settles:
             told = told._replace(outcome=None)  # it says what was held, not what is left
         self.events.tell(DecidedBatch.of([told._replace(reserved=reserved)]))
@@ -229,19 +234,21 @@ class Reservations:
         (first,) = planned
         if not isinstance(first, PlannedRequest):
             raise _RefusedError(first)
-        banned = False
+        ban = None
         if self._overrides.active:
             found = self._overrides.apply([body], planned, snapshot, now)
             (one,) = planned
             overridden = found[0] if found else None
-            banned = overridden is not None and overridden.banned
-            if isinstance(one, PlannedRequest) and not banned:
-                first = one  # a ban stops no settle, and denies what is reserved
-        return _Planned(first.plans, first.settled, banned)
+            if isinstance(one, PlannedRequest):
+                if overridden is not None and overridden.banned:
+                    ban = one
+                else:
+                    first = one
+        return _Planned(first.plans, first.settled, ban)
 
     async def _charge(self, planned: _Planned, hits: Sequence[Hit], deadline_us: int) -> Settled:
         """What becomes of a request with these hits. Raises `_RefusedError` if it has no answer."""
-        if planned.banned:
+        if planned.ban is not None:
             return Settled([], Verdict.DENIED)
         settled = planned.settled
         if hits:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from ratelimit_service.decision_log.line import line_of
 from ratelimit_service.model import SECOND_US
+from ratelimit_service.rule_lab.replay.denials import last_denials
 from ratelimit_service.stores import Store
-from tests.service.asking import Asking
+from tests.service.asking import Asking, Heard
+from tests.service.overriding import BAN, override
 from tests.service.reserving import Gateway
 from tests.stores.conftest import Time
 
@@ -119,3 +123,24 @@ async def test_places_are_no_hits(asking: Asking, gateway: Gateway) -> None:
 
     assert tallied(asking, "place") == {}
     assert tallied(asking, "user")["settled"] == 20
+
+
+async def test_why_a_reservation_was_denied(asking: Asking, gateway: Gateway) -> None:
+    """No room beside what is held, too much for one reservation, or an operator's ban."""
+    heard = Heard(asking.service)
+    ban = override(BAN, "user=c", domain="llm")
+    asking.service.overrides.add([ban])
+    await gateway.reserve(800, "user=a")
+    await gateway.reserve(201, "user=a")
+    await asking.ask("user=b", domain="llm")
+    await gateway.reserve(501, "user=b", "model=m")
+    await gateway.reserve(1, "user=c")
+
+    lines = [line_of(record, asking.now_us) for record in heard if record.denied]
+
+    words = [line.split(" UTC", 1)[1] for line in last_denials(lines, 9, asking.now_us)]
+    assert [re.sub(r" \(/[^ ]*\)", "", line) for line in words] == [
+        f": by override (ban {ban.id} by ops: because)",
+        " by `model`: 500 a minute, of which one reservation may not hold 501",
+        " by `user`: 1000 a year, 800 used or held, 365 d to wait",
+    ]
