@@ -231,8 +231,14 @@ async def test_rows_fill_forms(
     assert chromium.faults == []
 
 
-async def test_inspect_lists_what_is_held(start_site: StartSite, chromium: Chromium) -> None:
-    """Each reservation beside a counter, the first to end first; of many only some."""
+async def test_what_is_held(
+    start_site: StartSite, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inspect lists reservations, the first to end first, of many only some.
+
+    A denial says that hits are held, or that there are too many for one reservation.
+    """
+    monkeypatch.setattr(feed, "_SECONDS", 0.5)
     limit = "{unit: day, requests_per_unit: 100, reservations: true}"
     rules = f"domain: edge\ndescriptors: [{{key: stream, rate_limit: {limit}}}]"
     site = await start_site(rules=rules, sockets=at_port())
@@ -249,7 +255,13 @@ async def test_inspect_lists_what_is_held(start_site: StartSite, chromium: Chrom
         chromium.run, "document.querySelector('#explain-form [value=inspect]').click()"
     )
     inspected = await shown(chromium, text_of("#explanation"), lambda result: "used" in result)
+    await shown(chromium, text_of("#ok"), lambda result: result == "0")
+    await gateway.reserve(8, "stream=x")
+    await gateway.reserve(101, "stream=y")
+    denials = await shown(chromium, text_of("#denial-list"), lambda text: "stream=y" in text)
 
+    assert "100 per day are used up or held; rule stream" in denials
+    assert "one reservation may not hold 101 of 100 per day; rule stream" in denials
     assert "0 used, 93 held by 22 reservations, 7 left" in inspected
     lines = inspected.splitlines()
     listed = [line for line in lines if line.startswith("reservation ")]
