@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.decision_log.line import line_of
-from ratelimit_service.model import SECOND_US
+from ratelimit_service.model import SECOND_US, Code
 from ratelimit_service.rule_lab.replay.denials import last_denials
 from ratelimit_service.stores import Store
-from tests.service.asking import Asking, Heard
-from tests.service.overriding import BAN, override
+from tests.service.asking import Asking, Heard, descriptor
+from tests.service.overriding import BAN, GRANT, LIMIT, override
 from tests.service.reserving import Gateway
 from tests.stores.conftest import Time
 
@@ -32,6 +32,14 @@ descriptors:
 - key: quota
   quota_mode: true
   rate_limit: {unit: year, requests_per_unit: 10}
+- key: strict
+  rate_limit: {unit: year, requests_per_unit: 10, count_denied: true}
+- key: soft
+  rate_limit: {unit: year, requests_per_unit: 10, soft: 50%}
+- key: bucket
+  rate_limit: {unit: year, requests_per_unit: 10, algorithm: token_bucket}
+- key: free
+  rate_limit: {unlimited: true}
 - key: place
   rate_limit: {unit: year, requests_per_unit: 1, algorithm: concurrency}
 """
@@ -144,3 +152,73 @@ async def test_why_a_reservation_was_denied(asking: Asking, gateway: Gateway) ->
         " by `model`: 500 a minute, of which one reservation may not hold 501",
         " by `user`: 1000 a year, 800 used or held, 365 d to wait",
     ]
+
+
+async def left(asking: Asking, text: str) -> int:
+    """What remains, as it is told to a look."""
+    answer = await asking.ask(descriptor(text, addend=0), domain="llm")
+    return answer.statuses[0].remaining
+
+
+async def test_a_denied_reservation_counts_nothing(asking: Asking, gateway: Gateway) -> None:
+    """Not even where denied hits count; what is settled counts beyond the limit."""
+    held = await gateway.reserve(8, "strict=a")
+    assert not await gateway.reserve(3, "strict=a")
+    assert await left(asking, "strict=a") == 2
+    await gateway.commit(held, 12, "strict=a")
+
+    assert (await asking.ask("strict=a", domain="llm")).code is Code.OVER_LIMIT
+
+
+async def test_the_soft_part_is_room(asking: Asking, gateway: Gateway) -> None:
+    """A reservation may hold hits that would pass with a warning."""
+    held = await gateway.reserve(10, "soft=a")
+    more = await gateway.reserve(5, "soft=a")
+
+    assert held
+    assert more
+    assert not await gateway.reserve(1, "soft=a")
+    assert await gateway.commit(more, 0, "soft=a")
+    assert await gateway.reserve(5, "soft=a")
+
+
+async def test_a_bucket_is_full_at_the_most(asking: Asking, gateway: Gateway) -> None:
+    """What was used beyond a hold counts until the bucket has nothing left."""
+    held = await gateway.reserve(4, "bucket=a")
+    assert await gateway.commit(held, 50, "bucket=a")
+
+    assert await left(asking, "bucket=a") == 0
+    assert tallied(asking, "bucket")["overrun"] == 46
+
+
+async def test_a_grant_gives_no_room_to_reservations(asking: Asking, gateway: Gateway) -> None:
+    """They have the room of the limit; what was used is counted there."""
+    asking.service.overrides.add([override(GRANT, "user=a", 500, domain="llm")])
+
+    held = await gateway.reserve(1_000, "user=a")
+
+    assert held
+    assert not await gateway.reserve(1, "user=a")
+    assert await gateway.commit(held, 700, "user=a")
+    assert await gateway.reserve(300, "user=a")
+
+
+async def test_a_limit_of_an_operator_holds_for_reservations(
+    asking: Asking, gateway: Gateway
+) -> None:
+    """As it stands at each call: what is held under the rule's limit stays."""
+    held = await gateway.reserve(300, "user=a")
+    asking.service.overrides.add([override(LIMIT, "user=a", 400, domain="llm")])
+
+    assert not await gateway.reserve(101, "user=a")
+    assert await gateway.reserve(100, "user=a")
+    assert await gateway.commit(held, 300, "user=a")
+    assert await left(asking, "user=a") == 0
+
+
+async def test_a_caller_without_a_limit_holds_nothing(asking: Asking, gateway: Gateway) -> None:
+    """Nor is there anything to settle."""
+    held = await gateway.reserve(10, "free=a")
+
+    assert held
+    assert not await gateway.commit(held, 10, "free=a")
