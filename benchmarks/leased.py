@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from random import Random
@@ -25,7 +26,7 @@ import redis
 
 from benchmarks.run import LOAD_CORE, free_port, running
 from ratelimit_service.algorithms import spec_of
-from ratelimit_service.eventloop.clock import now_us
+from ratelimit_service.eventloop.clock import Clock, now_us
 from ratelimit_service.model import Hit, Limit, Unit
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -39,7 +40,6 @@ _PROCESSES = 2
 _TICK_SECONDS = 0.005
 """Calls come in bursts, this long apart."""
 
-_LAST_US = 20_000
 _REPORT_SECONDS = 0.1
 _BATCH = 64
 _HITS = 64_000
@@ -54,24 +54,34 @@ _ASIDE = ("advance", "hand_back")
 """What is sent beside the hits that are charged one by one."""
 
 
-class Counter(Protocol):
+class Decider(Protocol):
     """One process that decides hits."""
 
-    async def hit(self, one: Hit, times: int) -> int:
-        """How many of so many hits at once pass."""
+    async def hit(self, one: Hit, times: int) -> list[int]:
+        """The window of each of so many hits at once that passes, by its number."""
 
 
 class InStore:
     """Hits are settled by a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock = now_us) -> None:
         self._store = store
+        self._clock = clock
 
-    async def hit(self, one: Hit, times: int) -> int:
-        """Waits for the store's answer."""
+    async def hit(self, one: Hit, times: int) -> list[int]:
+        """Waits for the store's answer, which says when its window ends.
+
+        What is asked in one window may be counted in the next. So the end is the first one after
+        the call by as much as the answer says; clocks may differ by a hundredth of a window.
+        """
+        window_us, asked_us = one.spec.window_us, self._clock()
         future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
         self._store.charge([[one]] * times, future.set_result)
-        return sum([settled.verdict.passes for settled in await future])
+        return [
+            (asked_us + settled.outcomes[0].reset_us - window_us // 100) // window_us
+            for settled in await future
+            if settled.verdict.passes and settled.outcomes[0] is not None
+        ]
 
 
 class Reporter:
@@ -83,7 +93,7 @@ class Reporter:
         self._told_at = time.monotonic()
         self.sent = 0
 
-    async def hit(self, one: Hit, times: int) -> int:
+    async def hit(self, one: Hit, times: int) -> list[int]:
         """Decides by what Redis said last, and what was counted here since."""
         window = now_us() // one.spec.window_us
         if window != self._window:
@@ -95,7 +105,7 @@ class Reporter:
             key = f"{one.key.decode()} {window}"
             self._known = int(self._client.incrby(key, self._untold))
             self._untold, self.sent = 0, self.sent + 1
-        return passed
+        return [window] * passed
 
 
 class Row(NamedTuple):
@@ -105,22 +115,24 @@ class Row(NamedTuple):
     sent: int
 
 
-async def _offered(counters: Sequence[Counter], one: Hit, offered: int) -> int:
-    """Offers so many hits over one window of the clock, to all in turns; how many passed."""
+async def _offered(deciders: Sequence[Decider], one: Hit, offered: int) -> int:
+    """Offers so many hits over one window of the clock, to all in turns; how many it admitted.
+
+    The last ones may be counted in the next window, of which they are few.
+    """
     window_us = one.spec.window_us
     await asyncio.sleep((window_us - now_us() % window_us) / 1_000_000 + 0.001)
     begun, window = now_us(), now_us() // window_us
-    asked, passed = 0, 0
+    asked, admitted = 0, Counter[int]()
     while now_us() // window_us == window and asked < offered:
         due = min(offered, offered * (now_us() - begun) * 10 // (9 * window_us))
-        # What comes later may be counted in the next window.
-        while asked < due and now_us() < (window + 1) * window_us - _LAST_US:
-            for counter in counters:
+        while asked < due and now_us() // window_us == window:
+            for decider in deciders:
                 times = min(_BATCH, due - asked)
                 asked += times
-                passed += await counter.hit(one, times)
+                admitted.update(await decider.hit(one, times))
         await asyncio.sleep(_TICK_SECONDS)
-    return passed
+    return max(admitted.values())
 
 
 def _hit(limit: Limit, name: str) -> Hit:
