@@ -62,6 +62,7 @@ NAVIGATION = {
         "console",
         "security",
         "sizing",
+        "scale",
         "runbook",
         "kubernetes",
         "redis",
