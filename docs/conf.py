@@ -64,6 +64,7 @@ NAVIGATION = {
         "console",
         "security",
         "sizing",
+        "scale",
         "runbook",
         "kubernetes",
         "redis",
