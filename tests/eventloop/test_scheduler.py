@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 
@@ -57,6 +58,9 @@ class Client:
 
     def ready(self, since_us: int, events: int) -> bool:
         return True
+
+    def has_much(self) -> bool:
+        return False
 
     def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
         self.visits += 1
@@ -132,6 +136,97 @@ async def test_new_clients_are_behind_all_who_wait(clock: Time) -> None:
     assert [each for each in order if each.islower()] == ["o"] * 5
     for end in ends:
         end.close()
+
+
+class Calling(Client):
+    """A client that is visited once each time it has sent something."""
+
+    def __init__(self, held: Scheduler, clock: Time, us: int, *, much: bool, end_us: int = 0):
+        super().__init__(clock, us)
+        self.mine, self.other = socket.socketpair()
+        self.mine.setblocking(False)
+        self.much, self.end_us = much, end_us
+        held.watch(self.mine, self)
+
+    def send(self) -> None:
+        self.other.send(b"a call")
+
+    def has_much(self) -> bool:
+        return self.much
+
+    def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
+        super().visit(now_us, most, each_us, alone=alone)
+        with contextlib.suppress(BlockingIOError):
+            self.mine.recv(1_000)
+        return False
+
+    def end_turn(self) -> None:
+        super().end_turn()
+        self._clock.us += self.end_us
+
+    def close(self) -> None:
+        self.mine.close()
+        self.other.close()
+
+
+async def test_new_clients_are_behind_who_comes_back(clock: Time) -> None:
+    """However many new clients come, one that calls now and then is visited in the next turn."""
+    held = Scheduler()
+    caller = Calling(held, clock, 100, much=False)
+    for _ in range(5):
+        caller.send()
+        take_turn(held)
+    new = [Calling(held, clock, TURN_US // 2, much=True) for _ in range(300)]
+    for each in new:
+        each.send()
+    take_turn(held)
+
+    for number in range(6, 20):
+        caller.send()
+        take_turn(held)
+        assert caller.visits == number
+    assert sum(each.visits for each in new) > 14  # and these have their turns, too
+    for each in (caller, *new):
+        each.close()
+
+
+async def test_who_has_sent_little_is_ahead_of_many_who_have_sent_much(clock: Time) -> None:
+    """Many clients that send much at the same moment keep nobody waiting who makes one call."""
+    held = Scheduler()
+    caller = Calling(held, clock, 100, much=False)
+    crowd = [Calling(held, clock, 300, much=True) for _ in range(300)]
+    for each in crowd:  # all are known
+        each.send()
+    for _ in range(100):
+        take_turn(held)
+    caller.send()
+    take_turn(held)
+    for each in crowd:
+        each.send()
+
+    for number in range(2, 20):
+        caller.send()
+        take_turn(held)
+        assert caller.visits == number
+    for _ in range(50):
+        take_turn(held)
+    assert min(each.visits for each in crowd) == 2
+    for each in (caller, *crowd):
+        each.close()
+
+
+async def test_writes_are_part_of_a_turn(clock: Time) -> None:
+    """Who is visited writes at the end: so many are not visited that all these writes take long."""
+    held = Scheduler()
+    clients = [Calling(held, clock, 10, much=False, end_us=10) for _ in range(300)]
+    for each in clients:
+        each.send()
+    started_us = clock.us
+    take_turn(held)
+
+    assert clock.us - started_us <= TURN_US + 100
+    for each in clients:
+        each.close()
 
 
 @pytest.mark.parametrize("pause", [1, 10, 1_000])

@@ -27,6 +27,9 @@ class Reading:
         self._most = most
         held.watch(self.mine, self)
 
+    def has_much(self) -> bool:
+        return False
+
     def ready(self, since_us: int, events: int) -> bool:
         assert since_us <= elapsed_us()
         self.events |= events

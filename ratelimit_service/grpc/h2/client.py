@@ -16,6 +16,7 @@ from ratelimit_service.eventloop.scheduler import Scheduler
 from ratelimit_service.grpc.h2.admission import FRESH_US, NEVER_US, too_slow
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.connection import Connection, Event, Methods
+from ratelimit_service.grpc.h2.costs import LONG_BYTES
 from ratelimit_service.grpc.h2.frames import ErrorCode
 from ratelimit_service.grpc.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.grpc.h2.presence import Presence
@@ -125,6 +126,10 @@ class Client:
                 self._since_us = max(since_us, self._until_us)
             channel.more = True
         return self._is_due()
+
+    def has_much(self) -> bool:
+        """Whether to handle what has come takes longer than a call or two, as a TLS handshake."""
+        return not self.connection.greeted or self.channel.left() > LONG_BYTES
 
     def _is_due(self) -> bool:
         """Whether there is something to be handled, and no visit is due yet; from now on it is."""
