@@ -322,7 +322,8 @@ def _id_of(text: str) -> bytes | None:
 
 def _counts_once(hit: Hit) -> bool:
     """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
-    return hit.receipt is not None or hit.refund
+    hold = hit.receipt
+    return hit.refund or (isinstance(hold, Hold) and hold.ttl_us > 0)
 
 
 def _is_held(hit: Hit) -> bool:

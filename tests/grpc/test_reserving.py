@@ -455,6 +455,20 @@ async def test_a_settle_whose_answer_is_lost_is_sent_again_and_counts_once(tmp_p
     assert await gateway.reserve(800, "user=a")
 
 
+@pytest.mark.parametrize(("text", "left"), [("user=a", [910]), ("pools=p", [1_000, 400])])
+async def test_a_report_whose_answer_is_lost_counts_once(
+    tmp_path: Path, text: str, left: list[int]
+) -> None:
+    """Nobody remembers it, so it is not sent again."""
+    asking = Asking(tmp_path, RULES, store=_Losing())
+    report = RateLimitRequest(domain="llm", hits_addend=90, descriptors=_descriptors((text,)))
+
+    await asking.service.reservations.call("Report", report.SerializeToString())
+
+    gateway = _Direct(asking)
+    assert all([await gateway.reserve(hits, text) for hits in left])
+
+
 async def test_reserving_holds_nobody_up(tmp_path: Path) -> None:
     """However many reservations come at once, two are made in a round of the event loop at most."""
     ends = Ends(Asking(tmp_path, RULES))
