@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -294,14 +295,18 @@ async def test_overrides(caller: Caller) -> None:
 
 
 async def test_the_log_says_which_one_it_was(caller: Caller) -> None:
-    """`paid` names the limit that holds, and the one that was settled."""
+    """`paid` names the limit that holds, and the one that was settled; `limit` who denies."""
     heard = Heard(caller.asking.service)
-    held = await caller.reserve(5, ANN)
-    await caller.settle(held, 9, ANN)
-    reserved, settled = [line_of(record, T) for record in heard]
+    held = await caller.reserve(4, ANN)
+    assert [await caller.paid(hits, ANN) for hits in (5, 3)] == [["tier"], ["reserve"]]
+    await caller.reserve(7, ANN, hold_id=held)
+    await caller.settle(held, 8, ANN)
+    reserved, _, _, denied, settled = [line_of(record, T) for record in heard]
+    told = json.loads(denied)
 
     for line in (reserved, settled):
         assert '"paid":[{"descriptor":0,"limit":"reserve"}]' in line
+    assert (told["limit"]["name"], told["used"], told["reset_seconds"]) == ("reserve", 3, 2_760)
     assert '"overrun":4' in settled
 
 
