@@ -218,11 +218,12 @@ def _charge_first(
             payer = index
             break
     passed = payer >= 0 and not (isinstance(hold, Hold) and hold.settles)
+    later_us = steps[asked[0]].retry_us + 1  # who is not asked has no room sooner
     for index in indices:
         if index != payer and (payer >= 0 or index not in asked):
             hit = hits[index]
             look = _give_back(Hit(hit.key, hit.spec, 0, refund=True), changes, at)
-            steps[index] = look._replace(passed=passed)
+            steps[index] = look._replace(passed=passed, retry_us=later_us)
 
 
 def _peek(hit: Hit, changes: Changes, at: _At) -> Step:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Plan
 from ratelimit_service.model import CounterSpec, Hit, Limit, Mode, Outcome
-from ratelimit_service.stores import NEVER, Settled
+from ratelimit_service.stores import Settled
 
 __all__ = [
     "each_once",
@@ -59,8 +59,7 @@ def payer(planned: Plan, outcomes: Sequence[Outcome | None]) -> int:
             return 0
         if outcome.charged:
             return index
-        not_asked = outcome.over and not outcome.reset_us  # an id holds in another one
-        waits.append(NEVER if not_asked else outcome.reset_us)
+        waits.append(outcome.reset_us)
     needed = 1 if planned.refund else max(1, planned.addend)
     for index, outcome in enumerate(outcomes):
         if outcome is not None and not outcome.over and outcome.remaining >= needed:

@@ -63,11 +63,11 @@ end
 
 -- Charges the first of these counters that has room for all hits, or the one that knows the id. The others are looked at.
 local function charge_first(hits, first, last, steps, changes, read, now)
-  local hold, payer, known = hits[first].hold, nil, {}
+  local hold, payer, known, one_knows = hits[first].hold, nil, {}, nil
   for place = first, hold and last or 0 do
-    known[place] = hits[place].hold and holding.knows(hits[place], changes) or nil
+    known[place] = hits[place].hold and holding.knows(hits[place], changes)
+    one_knows = one_knows or (known[place] and place)
   end
-  local one_knows = next(known)
   for place = first, last do
     hits[place].addend = hits[first].addend
     if not payer and (known[place] or not one_knows) then
@@ -75,11 +75,12 @@ local function charge_first(hits, first, last, steps, changes, read, now)
       payer = (steps[place].passed or steps[place].counted > 0) and place
     end
   end
+  local later = steps[one_knows or first].retry + 1 -- who is not asked has no room sooner
   for place = first, last do
     local hit = hits[place]
     if place ~= payer and (payer or not steps[place]) then
       steps[place] = give_back({ key = hit.key, spec = hit.spec, addend = 0, lease = "" }, changes, read, now)
-      steps[place].passed = payer and not (hold and hold.settles)
+      steps[place].passed, steps[place].retry = payer and not (hold and hold.settles), later
     end
   end
   return not payer
