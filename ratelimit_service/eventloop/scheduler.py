@@ -83,6 +83,17 @@ class Visited(Protocol):
         """Ends, because one of these has raised. It gets no more visits."""
 
 
+class _Deferred:
+    """What was left for the end of a turn: so many calls, and whose they are."""
+
+    __slots__ = ("calls", "finish", "shares")
+
+    def __init__(self) -> None:
+        self.finish: Callable[[int], None] | None = None
+        self.calls = 0
+        self.shares: list[tuple[Visited, int]] = []
+
+
 class Scheduler:
     """What one event loop has to do."""
 
@@ -109,11 +120,8 @@ class Scheduler:
         """Whether the last turn was one for a step."""
         self._scheduled = False
         """Whether the loop has been asked for a turn."""
-        self._finish: Callable[[int], None] | None = None
-        self._shares: list[tuple[Visited, int]] = []
-        """Does what was left for the end of this turn, and for whose calls that is."""
+        self._deferred = _Deferred()
         self._visited: Visited | None = None
-        self._calls = 0
         self._call_us = _CALL_US
         """How long it takes to decide a call, as it took lately."""
         self._before_write: deque[Callable[[], None]] | None = None
@@ -158,10 +166,11 @@ class Scheduler:
 
         All who ask for it in one turn ask for the same. It hears the time, and raises nothing.
         """
-        self._finish = finish
-        self._calls += calls
+        deferred = self._deferred
+        deferred.finish = finish
+        deferred.calls += calls
         if self._visited is not None:
-            self._shares.append((self._visited, calls))
+            deferred.shares.append((self._visited, calls))
 
     def before_write(self, work: Callable[[], None]) -> None:
         """Has short `work` done at the end of this turn, or of the step that is taken at once.
@@ -288,11 +297,11 @@ class Scheduler:
 
     def _visit_some(self, now_us: int, until_us: int) -> None:
         """Visits clients as long as what they ask for can be decided in this turn as well."""
-        waiting = self._waiting
+        waiting, deferred = self._waiting, self._deferred
         visited: list[Visited] = []
         again: list[Visited] = []
         while waiting:
-            room = (until_us - now_us) // self._call_us - self._calls
+            room = (until_us - now_us) // self._call_us - deferred.calls
             if room <= 0 and visited:  # the first is visited however long deciding took lately
                 break
             self._visited = client = heapq.heappop(waiting)[2]
@@ -307,8 +316,8 @@ class Scheduler:
             started_us, now_us = now_us, elapsed_us()
             client.used_us += min(_MOST_USED_US, now_us - started_us)
         self._visited = None
-        if self._finish is not None:
-            self._decide(now_us)
+        if deferred.finish is not None:
+            self._decide(deferred, deferred.finish, now_us)
         for client in again:
             self._take_in(client)
         for client in visited:
@@ -317,21 +326,18 @@ class Scheduler:
             except Exception as error:
                 client.fail(error)
 
-    def _decide(self, now_us: int) -> None:
+    def _decide(self, deferred: _Deferred, finish: Callable[[int], None], now_us: int) -> None:
         """Does what was left for the end of the turn; each pays for its calls."""
-        finish, self._finish = self._finish, None
-        shares, calls = self._shares, self._calls
-        self._shares, self._calls = [], 0
+        self._deferred, calls = _Deferred(), deferred.calls
         try:
-            if finish is not None:
-                finish(now_us)
+            finish(now_us)
         except Exception as error:  # its fault must not keep others from writing
             self._tell(error)
         took_us = min(elapsed_us() - now_us, _MOST_USED_US)
         # One stall of the machine says little; but what is dear again and again is soon known.
         each_us = min(max(0, took_us - _BATCH_US) // calls, 4 * self._call_us)
         self._call_us = max(_CALL_US, (3 * self._call_us + each_us) // 4)
-        for client, its_calls in shares:
+        for client, its_calls in deferred.shares:
             client.used_us += took_us * its_calls // calls
 
     def _end_turn(self) -> None:
