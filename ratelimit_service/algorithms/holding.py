@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ratelimit_service.model import Hit, Hold, State, Step
+from ratelimit_service.model import Hit, Hold, Mode, State, Step
 
 __all__ = [
     "KEEPS_END",
@@ -21,6 +21,7 @@ __all__ = [
     "ReadHeld",
     "charge",
     "held_by",
+    "knows",
     "only_holds",
     "peek",
     "refund",
@@ -60,6 +61,11 @@ def held_by(name: bytes, key: bytes) -> bytes | None:
     if name == key:
         return None
     return name[len(_ONE) : -len(key)] if name.startswith(_ONE) else b""
+
+
+def knows(hit: Hit, changes: Changes, held: ReadHeld) -> bool:
+    """Whether the hit's id holds beside its counter, or was settled there."""
+    return isinstance(hit.receipt, Hold) and _held(hit.key, hit.lease, changes, held) != 0
 
 
 def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: ReadHeld) -> Step:
@@ -149,10 +155,16 @@ def _settle(
     """Ends a hold, and counts what was used; of an id that was settled nothing more.
 
     The step has passed if there was a hold. What remains is then what it has held. What counts
-    hits beyond its limit counts all of them; a bucket is full at the most.
+    hits beyond its limit counts all of them; a bucket is full at the most. Of limits that pay in
+    turn one without the hold counts only what it has room for.
     """
     (total, own), algorithm = amounts, hit.spec.algorithm
-    if own == SETTLED:
+    beside = total if hit.spec.holds else 0
+    if own == SETTLED or (
+        hit.mode is Mode.IN_TURN
+        and not own
+        and not _beside(hit, state, now_us, hit.addend, beside).passed
+    ):
         return Step(False, state, 0, 0, 0, 0, False)
     step = algorithm.charge(state, now_us, hit.addend, hit.spec, True, b"")
     if not step.counted and step.remaining and not step.passed:

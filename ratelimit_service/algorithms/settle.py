@@ -3,9 +3,9 @@
 Refunds run first and always. The other hits are tried in order on a scratch copy, each seeing
 the earlier ones. If the request passes, the scratch copy is what is counted; if it is denied,
 only hits with `count_denied` are. Several limits of one descriptor are over when one of them
-is; those that pay in turn when all of them are. Grants stand before the limit that they are extra
-room of: the first one with room takes all of its hits, and the limit has room then. An advance
-counts as many hits as may be given ahead.
+is; those that pay in turn when all of them are: an id holds in one of them, and is settled there.
+Grants stand before the limit that they are extra room of: the first one with room takes all of its
+hits, and the limit has room then. An advance counts as many hits as may be given ahead.
 `lua/settle.lua` is the same rule for Redis; one table of cases runs on both. Nothing here stores,
 waits or asks for the time.
 """
@@ -122,17 +122,18 @@ def _refund(hits: Sequence[Hit], steps: list[Step], at: _At) -> Changes:
     changes: Changes = {}
     for index, hit in enumerate(hits):
         if hit.refund:
-            state, receipt = _state(hit.key, changes, at.read), hit.receipt
-            if hit.spec.holds or isinstance(receipt, Hold):
-                step = holding.refund(hit, state, at.now_us, changes, at.held)
-            else:
-                step = hit.spec.algorithm.refund(
-                    state, at.now_us, hit.addend, hit.spec, hit.lease, receipt
-                )
-            steps[index] = step
-            if step.counted and not isinstance(receipt, Hold):
+            step = steps[index] = _give_back(hit, changes, at)
+            if step.counted and not isinstance(hit.receipt, Hold):
                 changes[hit.key] = hit, step
     return changes
+
+
+def _give_back(hit: Hit, changes: Changes, at: _At) -> Step:
+    """What becomes of a refund on top of `changes`."""
+    state = _state(hit.key, changes, at.read)
+    if hit.spec.holds or isinstance(hit.receipt, Hold):
+        return holding.refund(hit, state, at.now_us, changes, at.held)
+    return hit.spec.algorithm.refund(state, at.now_us, hit.addend, hit.spec, hit.lease, hit.receipt)
 
 
 def _charge(hit: Hit, changes: Changes, at: _At) -> Step:
@@ -203,20 +204,26 @@ def _charge_first(
 ) -> None:
     """Charges the first of these counters that has room for all hits. The others are looked at.
 
-    If none has room, each step says when its counter will have.
+    If none has room, each step says when its counter will have. Where an id that reserves or
+    settles holds already, or was settled, no other counter is charged. A settle passes only there.
     """
-    addend = hits[indices[0]].addend
-    payer = -1
-    for index in indices:
+    addend, hold = hits[indices[0]].addend, hits[indices[0]].receipt
+    payer, asked = -1, indices
+    if isinstance(hold, Hold):
+        known = [index for index in indices if holding.knows(hits[index], changes, at.held)]
+        asked = known or indices
+    for index in asked:
         steps[index] = _charge(hits[index]._replace(addend=addend), changes, at)
-        if steps[index].passed:
+        if steps[index].passed or steps[index].counted:
             payer = index
             break
-    for index in indices if payer >= 0 else ():
-        if index != payer:
+    passed = payer >= 0 and not (isinstance(hold, Hold) and hold.settles)
+    later_us = steps[asked[0]].retry_us + 1  # who is not asked has no room sooner
+    for index in indices:
+        if index != payer and (payer >= 0 or index not in asked):
             hit = hits[index]
-            state = _state(hit.key, changes, at.read)
-            steps[index] = hit.spec.algorithm.refund(state, at.now_us, 0, hit.spec, b"", None)
+            look = _give_back(Hit(hit.key, hit.spec, 0, refund=True), changes, at)
+            steps[index] = look._replace(passed=passed, retry_us=later_us)
 
 
 def _peek(hit: Hit, changes: Changes, at: _At) -> Step:

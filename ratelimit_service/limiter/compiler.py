@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from ratelimit_service.algorithms import capacity_of, soft_of, spec_of, with_reservations
+from ratelimit_service.algorithms import (
+    can_reserve,
+    capacity_of,
+    soft_of,
+    spec_of,
+    with_reservations,
+)
 from ratelimit_service.containers.spread import Table, spread
 from ratelimit_service.limiter.additions import applicable, enabled
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
@@ -151,7 +157,7 @@ class Compiler:
             for limit in rule.limits
             if limit.schedule is None or limit.schedule.holds(self._minute)
         ]
-        if settings.reservations and not rule.in_turn:
+        if settings.reservations and (not rule.in_turn or all(map(can_reserve, limits))):
             limits = [with_reservations(limit) for limit in limits]
         if not limits:
             return self._shared(

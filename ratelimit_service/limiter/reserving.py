@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from ratelimit_service.limiter.compiled import CompiledLimit
 from ratelimit_service.limiter.plan import LEASE_BYTES, Plan
+from ratelimit_service.limiter.turns import without_room
 from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Limit, Mode, Outcome
 
 __all__ = [
@@ -32,42 +34,51 @@ def hits_to_hold(
     plans: Sequence[Plan], number: int | None, hold_id: bytes, ttl_us: int
 ) -> list[Hit]:
     """The hits of a request that reserves; with no time to live it only asks."""
-    hits = []
+    several: list[list[Hit]] = []
     for plan in plans:
+        several.append([])
         for limit, hit in zip(plan.rule.limits, plan.hits, strict=True):
             asked = _of(hit, number)._replace(count_denied=False)
             if hit.policy is FailurePolicy.LOCAL:
                 asked = asked._replace(policy=FailurePolicy.OPEN)  # nobody could settle it
             if hit.spec.algorithm.leases:
-                hits.append(asked._replace(addend=1 if ttl_us else 0))
+                takes = ttl_us > 0 and not (plan.rule.in_turn and hit.joined)
+                several[-1].append(asked._replace(addend=int(takes)))
                 continue
             of_limit = limit.limit.reservations
             for_us, charged = ttl_us, False
             if of_limit is not None:
                 for_us, charged = min(ttl_us, of_limit.ttl_us or ttl_us), of_limit.charged
-            if plan.rule.hit_mode is not Mode.ENFORCED or _pays_in_turn(plan):
+            if plan.rule.hit_mode is not Mode.ENFORCED:
                 for_us = 0
-            hits.append(asked._replace(receipt=Hold(for_us, charged=charged)))
-    return _named(hits, hold_id)
+            if plan.rule.in_turn and ttl_us and _is_too_large(limit, number or 0):
+                asked = asked._replace(spec=without_room(asked.spec))
+            several[-1].append(asked._replace(receipt=Hold(for_us, charged=charged)))
+    return _named(several, hold_id)
 
 
 def hits_to_settle(
     plans: Sequence[Plan], number: int | None, hold_id: bytes, remembered_us: int
 ) -> list[Hit]:
     """The hits of a request that settles. They count, whatever the limits say."""
-    hits = []
+    several: list[list[Hit]] = []
+    hold = Hold(remembered_us, settles=True)
     for plan in plans:
-        if _pays_in_turn(plan):
-            hits += [_of(hit, number)._replace(policy=FailurePolicy.OPEN) for hit in plan.hits]
-            continue
-        for hit in plan.hits:
-            settled = _of(hit, number)._replace(joined=False, policy=FailurePolicy.OPEN)
-            if hit.spec.algorithm.leases:
+        several.append(hits := [])
+        leases = [hit.spec.algorithm.leases for hit in plan.hits]
+        in_turn = plan.rule.in_turn and not all(leases)
+        for hit, leased in zip(plan.hits, leases, strict=True):
+            settled = _of(hit, number)._replace(policy=FailurePolicy.OPEN)
+            if in_turn:
+                receipt = None if leased else hold
+                hits.append(settled._replace(mode=Mode.IN_TURN, receipt=receipt))
+                continue
+            settled = settled._replace(mode=Mode.SHADOW, joined=False)
+            if leased:
                 hits.append(settled._replace(addend=1, refund=True))
                 continue
-            hold = Hold(remembered_us, settles=True)
-            hits.append(settled._replace(mode=Mode.SHADOW, count_denied=True, receipt=hold))
-    return _named(hits, hold_id)
+            hits.append(settled._replace(count_denied=True, receipt=hold))
+    return _named(several, hold_id)
 
 
 def is_held(hit: Hit) -> bool:
@@ -88,18 +99,23 @@ def held_until_settled(hits: Sequence[Hit], outcomes: Sequence[Outcome | None]) 
 
 
 def too_large(plans: Sequence[Plan], hits: int) -> tuple[int, Limit] | None:
-    """The limit that lets no reservation hold so much, and which descriptor's; None without one."""
+    """The limit that lets no reservation hold so much, and which descriptor's; None without one.
+
+    Of limits that pay in turn all must let less be held; then it is the first of them.
+    """
     for descriptor, plan in enumerate(plans):
-        for limit in plan.rule.limits if plan.rule.hit_mode is Mode.ENFORCED else ():
-            most = limit.limit.reservations
-            if most is not None and hits * WHOLE_PPM > limit.spec.limit * most.most_ppm:
-                return descriptor, limit.limit
+        if plan.rule.hit_mode is not Mode.ENFORCED:
+            continue
+        limits = plan.rule.limits
+        refusing = [limit.limit for limit in limits if _is_too_large(limit, hits)]
+        if refusing and (len(refusing) == len(limits) or not plan.rule.in_turn):
+            return descriptor, refusing[0]
     return None
 
 
-def _pays_in_turn(plan: Plan) -> bool:
-    """Whether one of the limits pays: then which one, a settle could not tell."""
-    return bool(plan.hits) and plan.hits[0].mode is Mode.IN_TURN
+def _is_too_large(limit: CompiledLimit, hits: int) -> bool:
+    of_limit = limit.limit.reservations
+    return of_limit is not None and hits * WHOLE_PPM > limit.spec.limit * of_limit.most_ppm
 
 
 def _of(hit: Hit, number: int | None) -> Hit:
@@ -107,18 +123,14 @@ def _of(hit: Hit, number: int | None) -> Hit:
     return hit if number is None or not hit.addend else hit._replace(addend=number)
 
 
-def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
-    """The hits under an id: of several on one counter each has a hold of its own."""
+def _named(several: Sequence[Sequence[Hit]], hold_id: bytes) -> list[Hit]:
+    """The hits of some descriptors under an id: of several on one counter each has its own hold."""
     met: Counter[bytes] = Counter()
     named = []
-    for hit in hits:
-        if hit.receipt is None and not hit.spec.algorithm.leases:
-            named.append(hit)
-            continue
-        if hit.spec.algorithm.leases:
-            named.append(hit._replace(lease=hold_id[:LEASE_BYTES]))
-            continue
-        behind = bytes([met[hit.key] % 256]) if met[hit.key] else b""
-        met[hit.key] += 1
-        named.append(hit._replace(lease=hold_id + behind))
+    for hits in several:
+        for hit in hits:
+            behind = bytes([met[hit.key] % 256]) if met[hit.key] else b""
+            lease = hold_id[:LEASE_BYTES] if hit.spec.algorithm.leases else hold_id + behind
+            named.append(hit._replace(lease=lease))
+        met.update({hit.key for hit in hits})  # a soft part that pays in turn is no further hold
     return named

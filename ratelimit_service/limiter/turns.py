@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Plan
-from ratelimit_service.model import Hit, Limit, Mode, Outcome
+from ratelimit_service.model import CounterSpec, Hit, Limit, Mode, Outcome
 from ratelimit_service.stores import Settled
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "payer",
     "payers",
     "refund_to",
+    "without_grants",
+    "without_room",
 ]
 
 
@@ -77,6 +80,26 @@ def each_once(planned: Plan) -> Plan:
     counters = {hit.key: (limit, hit) for limit, hit in pairs}
     limits, hits = zip(*counters.values(), strict=True)
     return planned._replace(rule=replace(planned.rule, limits=limits), hits=hits)
+
+
+def without_grants(planned: Plan) -> Plan:
+    """The same without its grants, if its limits pay in turn and hold: nothing is held in them."""
+    rule = planned.rule
+    if not rule.in_turn or all(limit.limit.reservations is None for limit in rule.limits):
+        return planned
+    kept = [pair for pair in zip(rule.limits, planned.hits, strict=True) if pair[1].spec.holds]
+    rule = replace(rule, limits=tuple(limit for limit, _ in kept))
+    hits = in_turn([hit for _, hit in kept], rule.hit_mode, planned.addend)
+    return planned._replace(rule=rule, hits=hits)
+
+
+@lru_cache(4096)
+def without_room(spec: CounterSpec) -> CounterSpec:
+    """The spec by which nothing passes on a counter, for a limit that may not be charged so much.
+
+    What is held there is found all the same. There is one for each spec, as stores remember them.
+    """
+    return CounterSpec(spec.algorithm, 0, spec.window_us, spec.rate, spec.reserved, spec.form)
 
 
 def paid_by(planned: Plan, outcomes: Sequence[Outcome | None]) -> CompiledLimit | None:

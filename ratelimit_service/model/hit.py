@@ -23,7 +23,8 @@ class Mode(IntEnum):
     """It denies when every quota hit of the request is without room."""
     IN_TURN = 3
     """Of all joined hits but the last: what the first asks for is charged on the first of them all
-    that has room for it. The others are only looked at. The last one says the mode of them all."""
+    that has room for it. The others are only looked at. The last one says the mode of them all: if
+    it is of this one, too, as where they settle, they never deny."""
     GRANT = 4
     """The hit behind it is charged in its place. With room it takes that one's place instead."""
     ADVANCE = 5

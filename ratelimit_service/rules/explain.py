@@ -215,7 +215,9 @@ def _why(steps: tuple[EntryStep, ...], result: Match, descriptor: Descriptor, mi
             limits = [f"{name}: {text}" for name, text in zip(names, limits, strict=True)]
         what = "; ".join(limits) or "unlimited"
         if result.rule.in_turn:
-            what = f"the first with room pays: {what}"
+            holds = any(limit.reservations is not None for limit in result.rule.limits)
+            pays = "pays, or holds what it will pay" if holds else "pays"
+            what = f"the first with room {pays}: {what}"
         if result.rule.enqueue:
             what += "; what is denied goes into its queue"
         return f"rule {result.rule.path} at {result.rule.source}: {what}"

@@ -46,11 +46,15 @@ def _contradictions(rule: Rule) -> Iterator[str]:
     for name, given in (
         ("count_denied", any(_counts_denied(limit) for limit in rule.limits)),
         ("max_wait", any(limit.max_wait_us for limit in rule.limits)),
-        ("reservations", any(limit.reservations is not None for limit in rule.limits)),
         ("soft of a bucket", any(_soft_bucket(limit) for limit in rule.limits)),
     ):
         if given:
             yield f"{name} and charge: first exclude each other: remove one"
+    if len({limit.reservations is None for limit in rule.limits}) > 1:
+        yield (
+            "some of these limits take reservations, and some do not, so what is held would depend "
+            "on which one pays: write reservations: true for all of them, or for none"
+        )
 
 
 def _counts_denied(limit: Limit) -> bool:

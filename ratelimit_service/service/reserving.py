@@ -25,7 +25,8 @@ from ratelimit_service.limiter.reserving import (
     is_held,
     too_large,
 )
-from ratelimit_service.model import Hit, Outcome
+from ratelimit_service.limiter.turns import without_grants
+from ratelimit_service.model import Hit, Hold, Outcome
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats, Tally
@@ -244,7 +245,7 @@ class Reservations:
                     ban = one
                 else:
                     first = one
-        return _Planned(first.plans, first.settled, ban)
+        return _Planned([*map(without_grants, first.plans)], first.settled, ban)
 
     async def _charge(self, planned: _Planned, hits: Sequence[Hit], deadline_us: int) -> Settled:
         """What becomes of a request with these hits. Raises `_RefusedError` if it has no answer."""
@@ -353,4 +354,5 @@ def _id_of(text: str) -> bytes | None:
 
 def _counts_once(hit: Hit) -> bool:
     """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
-    return hit.receipt is not None or hit.refund
+    hold = hit.receipt
+    return hit.refund or (isinstance(hold, Hold) and hold.ttl_us > 0)

@@ -56,6 +56,11 @@ descriptors:
   rate_limits:
   - {name: first, unit: year, requests_per_unit: 10, reservations: false}
   - {name: second, unit: month, requests_per_unit: 100, reservations: false}
+- key: pools
+  charge: first
+  rate_limits:
+  - {name: tier, unit: year, requests_per_unit: 500, max_reservation: 80%}
+  - {name: spare, unit: month, requests_per_unit: 1000}
 - key: unlimited
   rate_limit: {unlimited: true}
 """
@@ -228,6 +233,21 @@ async def test_limits_that_pay_in_turn_are_asked_and_charged(gateway: Gateway) -
     assert not await gateway.ask(41, "layers=l")
 
 
+async def test_of_limits_that_pay_in_turn_the_one_that_holds_is_settled(gateway: Gateway) -> None:
+    """An overrun stays there; what the first lets nobody hold is held by the next one."""
+    _, small = await gateway.reserve(300, "pools=p")
+    _, large = await gateway.reserve(450, "pools=p")
+
+    assert await gateway.reserve(551, "pools=p") == (False, "")
+    assert await gateway.commit(large, 900, "pools=p")
+    assert not await gateway.commit(large, 900, "pools=p")
+    assert await gateway.reserve(150, "pools=p", reservation_id=large) == (False, "")
+    assert not await gateway.ask(201, "pools=p")
+    assert await gateway.commit(small, 0, "pools=p")
+    assert await gateway.left("pools=p") == 500
+    assert not await gateway.ask(501, "pools=p")
+
+
 async def test_a_place_is_taken_under_the_id_and_given_back(gateway: Gateway) -> None:
     """A concurrency limit has one place less while the stream lasts."""
     _, held = await gateway.reserve(300, "user=a", "place=p")
@@ -246,6 +266,7 @@ async def test_a_place_is_taken_under_the_id_and_given_back(gateway: Gateway) ->
         (["model=m"], False),
         (["watched=w"], False),
         (["layers=l"], False),
+        (["pools=p"], True),
         (["unlimited=u"], False),
     ],
 )
@@ -393,6 +414,20 @@ async def test_a_settle_whose_answer_is_lost_is_sent_again_and_counts_once(tmp_p
 
     assert not await gateway.reserve(801, "user=a")
     assert await gateway.reserve(800, "user=a")
+
+
+@pytest.mark.parametrize(("text", "left"), [("user=a", [910]), ("pools=p", [1_000, 400])])
+async def test_a_report_whose_answer_is_lost_counts_once(
+    tmp_path: Path, text: str, left: list[int]
+) -> None:
+    """Nobody remembers it, so it is not sent again."""
+    asking = Asking(tmp_path, RULES, store=_Losing())
+    report = RateLimitRequest(domain="llm", hits_addend=90, descriptors=descriptors((text,)))
+
+    await asking.service.reservations.call("Report", report.SerializeToString())
+
+    gateway = Direct(asking)
+    assert all([await gateway.reserve(hits, text) for hits in left])
 
 
 async def test_reserving_holds_nobody_up(tmp_path: Path) -> None:

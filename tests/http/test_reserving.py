@@ -15,9 +15,16 @@ from tests.servers.service import ServiceProcess
 RULES = """
 domain: llm
 reservations: true
-descriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 1000}}]
+descriptors:
+- {key: user, rate_limit: {unit: year, requests_per_unit: 1000}}
+- key: layers
+  charge: first
+  rate_limits:
+  - {name: tier, unit: year, requests_per_unit: 10}
+  - {name: credits, unit: month, requests_per_unit: 1000}
 """
 ALICE = {"domain": "llm", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
+LAYERS = [{"entries": [{"key": "layers", "value": "alice"}]}]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +69,23 @@ def test_reserve_and_settle(service: ServiceProcess) -> None:
     assert [json.loads(each.text)["reservationReleased"] for each in settled] == [True, False]
     assert json.loads(service.decide("llm", 350, user="alice").text)["overallCode"] == "OK"
     assert service.decide("llm", user="alice").status == 429
+
+
+def test_the_limit_that_held_is_settled(service: ServiceProcess) -> None:
+    """Of limits that pay in turn; an overrun stays there."""
+    held = ask(service, "/json/reserve", descriptors=LAYERS, amount=800)
+    reservation_id = json.loads(held.text)["reservationId"]
+    settled = ask(
+        service,
+        "/json/settle",
+        descriptors=LAYERS,
+        reservationId=reservation_id,
+        actualAmount=1_001,
+    )
+
+    assert json.loads(settled.text) == {"reservationReleased": True}
+    assert service.decide("llm", 11, layers="alice").status == 429
+    assert json.loads(service.decide("llm", 10, layers="alice").text)["overallCode"] == "OK"
 
 
 @pytest.mark.parametrize(

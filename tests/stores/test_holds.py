@@ -283,6 +283,9 @@ def random_hits(chance: random.Random, limits: Sequence[Limit]) -> list[Hit]:
     """A request of charges, refunds, reserves and settles, all of them under few ids."""
     hits: list[Hit] = []
     for _ in range(chance.choice([1, 1, 2, 3])):
+        if chance.random() < 0.3:
+            hits += random_turns(chance, limits)
+            continue
         limit, key = chance.choice(limits), chance.choice("ab")
         most = min(capacity_of(limit), 20)
         hold_id = b"%016d" % chance.randrange(12)
@@ -298,6 +301,25 @@ def random_hits(chance: random.Random, limits: Sequence[Limit]) -> list[Hit]:
             asked = hit(limit, amount, key=key, refund=kind == "refund")
         hits.append(asked)
     return hits
+
+
+def random_turns(chance: random.Random, limits: Sequence[Limit]) -> list[Hit]:
+    """Limits that pay in turn, and are charged, reserved on or settled."""
+    hold_id = b"%016d" % chance.randrange(12)
+    amount, key = chance.choice([0, 1, 2, 5, 10]), chance.choice("ab")
+    kind = chance.choice(["charge", "reserve", "reserve", "settle", "settle"])
+    hits = []
+    for limit in chance.sample(limits, chance.choice([1, 2, 3])):
+        asked = hit(limit, amount, key=key)
+        if kind == "reserve":
+            asked = reserve(limit, amount, hold_id, key=key)
+        elif kind == "settle":
+            asked = settle(limit, amount, hold_id, key=key)._replace(count_denied=False)
+        hits.append(asked._replace(mode=Mode.IN_TURN))
+    if kind != "settle":
+        hits[-1] = hits[-1]._replace(mode=chance.choice([Mode.ENFORCED, Mode.SHADOW]))
+    rest = [each._replace(addend=0, joined=True) for each in hits[1:]]
+    return [hits[0], *rest]
 
 
 class _Stream:

@@ -3,6 +3,7 @@
 
 local MOST_HOLDS = 10000
 local SETTLED = -1
+local IN_TURN = 3
 
 local function amount(key, id, changes)
   local change = changes[(id == "" and "\0h" or "\0i" .. id) .. key]
@@ -43,7 +44,9 @@ end
 
 local function settle_hold(hit, state, now, changes, total, own)
   local charge = algorithms[hit.spec.algorithm].charge
-  if own == SETTLED then
+  local beside = hit.spec.holds and total or 0
+  local turned = hit.mode == IN_TURN and own == 0
+  if own == SETTLED or (turned and not charge_beside(hit, state, now, hit.addend, beside, false, hit.lease).passed) then
     return { passed = false, state = state, remaining = 0, reset = 0, retry = 0, counted = 0 }
   end
   local step = charge(state, now, hit.addend, hit.spec, true, "")
@@ -81,6 +84,10 @@ local function reserve(hit, state, now, changes, total, own)
 end
 
 local holding = {}
+
+function holding.knows(hit, changes)
+  return amount(hit.key, hit.lease, changes) ~= 0
+end
 
 function holding.charge(hit, state, now, changes)
   if not hit.hold then

@@ -53,22 +53,34 @@ local function peek(hit, changes, read, now)
   return algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
 end
 
--- Charges the first of these counters that has room for all hits. The others are looked at.
+local function give_back(hit, changes, read, now)
+  local state = state_of(hit.key, changes, read)
+  if hit.spec.holds or hit.hold then
+    return holding.refund(hit, state, now, changes)
+  end
+  return algorithms[hit.spec.algorithm].refund(state, now, hit.addend, hit.spec, hit.lease, hit.receipt)
+end
+
+-- Charges the first of these counters that has room for all hits, or the one that knows the id. The others are looked at.
 local function charge_first(hits, first, last, steps, changes, read, now)
-  local payer
+  local hold, payer, known, one_knows = hits[first].hold, nil, {}, nil
+  for place = first, hold and last or 0 do
+    known[place] = hits[place].hold and holding.knows(hits[place], changes)
+    one_knows = one_knows or (known[place] and place)
+  end
   for place = first, last do
     hits[place].addend = hits[first].addend
-    steps[place] = charge(hits[place], changes, read, now)
-    if steps[place].passed then
-      payer = place
-      break
+    if not payer and (known[place] or not one_knows) then
+      steps[place] = charge(hits[place], changes, read, now)
+      payer = (steps[place].passed or steps[place].counted > 0) and place
     end
   end
-  for place = first, payer and last or 0 do
+  local later = steps[one_knows or first].retry + 1 -- who is not asked has no room sooner
+  for place = first, last do
     local hit = hits[place]
-    if place ~= payer then
-      local state = state_of(hit.key, changes, read)
-      steps[place] = algorithms[hit.spec.algorithm].refund(state, now, 0, hit.spec, "", nil)
+    if place ~= payer and (payer or not steps[place]) then
+      steps[place] = give_back({ key = hit.key, spec = hit.spec, addend = 0, lease = "" }, changes, read, now)
+      steps[place].passed, steps[place].retry = payer and not (hold and hold.settles), later
     end
   end
   return not payer
@@ -115,13 +127,7 @@ local function settle(hits, read, now)
   local committed, steps = {}, {}
   for place, hit in ipairs(hits) do
     if hit.refund then
-      local state = state_of(hit.key, committed, read)
-      local step
-      if hit.spec.holds or hit.hold then
-        step = holding.refund(hit, state, now, committed)
-      else
-        step = algorithms[hit.spec.algorithm].refund(state, now, hit.addend, hit.spec, hit.lease, hit.receipt)
-      end
+      local step = give_back(hit, committed, read, now)
       steps[place] = step
       if step.counted > 0 and not hit.hold then
         committed[hit.key] = step

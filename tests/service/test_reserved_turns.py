@@ -1,0 +1,461 @@
+"""Reservations on limits that pay in turn: the one that holds is the one that settles."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ratelimit_service.decision_log.line import line_of
+from ratelimit_service.model import Request
+from ratelimit_service.observability.health import Health
+from ratelimit_service.observability.stats import Stats
+from ratelimit_service.rules.explain import explain
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.wire import encode_request
+from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest
+from ratelimit_service.wire.reservations import (
+    CommitRequest,
+    CommitResponse,
+    ReserveRequest,
+    ReserveResponse,
+)
+from tests.servers.cluster import SharedCluster
+from tests.servers.redis import SharedRedis
+from tests.service.asking import Asking, Heard, descriptor
+from tests.service.overriding import EXEMPT, GRANT, override
+from tests.stores.cases import HOUR, MINUTE, SECOND, T
+from tests.stores.conftest import Time, ring_url
+from tests.stores.redis_store import started
+
+__all__ = ["ring_url"]  # a fixture
+
+RULES = """
+domain: edge
+shard_by: [org]
+reservations: true
+descriptors:
+  - key: org
+    descriptors:
+      - key: team
+        descriptors:
+          - key: user
+            charge: first
+            rate_limits:
+              - {name: tier, unit: minute, requests_per_unit: 5, soft: 40%, max_reservation: 60%}
+              - {name: reserve, unit: hour, requests_per_unit: 7, count_by: [org, team]}
+              - {name: credits, unit: month, requests_per_unit: 20, count_by: [org]}
+  - key: gate
+    rate_limit: {unit: minute, requests_per_unit: 9}
+  - key: slots
+    charge: first
+    rate_limits:
+      - {name: own, unit: minute, requests_per_unit: 1, algorithm: concurrency}
+      - {name: spare, unit: hour, requests_per_unit: 1, algorithm: concurrency}
+"""
+ANN = "org=o,team=t,user=ann"
+TTL = 40
+_MARKED_US = 660 * SECOND
+"""So long a settled id is known: the longest reservation, and a minute more."""
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture(params=["memory", "redis", "ring", "cluster", "cached"])
+async def asking(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    clock: Time,
+    redis_server: SharedRedis,
+    ring_url: str,
+) -> AsyncIterator[Asking]:
+    (tmp_path / "rules").mkdir()
+    settings = Settings(decision_metadata=True)
+    if request.param == "memory":
+        yield Asking(tmp_path / "rules", RULES, clock=clock, settings=settings)
+        return
+    redis_server.flush()
+    url = ring_url if request.param == "ring" else redis_server.url
+    if request.param == "cluster":
+        cluster: SharedCluster = request.getfixturevalue("redis_cluster")
+        cluster.flush()
+        url = cluster.url
+    store = RedisStore(url, 10_000_000, Stats(), Health(), clock)
+    await started(store)
+    front = LocalCache(store, 1 << 20, Stats(), clock) if request.param == "cached" else store
+    yield Asking(tmp_path / "rules", RULES, store=front, clock=clock, settings=settings)
+    await store.close()
+
+
+class Caller:
+    """Who reserves, settles, and asks."""
+
+    def __init__(self, asking: Asking) -> None:
+        self.asking = asking
+
+    async def reserve(self, hits: int, *texts: str, hold_id: str = "") -> str:
+        """The reservation's id; empty if it is denied."""
+        request = ReserveRequest(
+            domain="edge", amount=hits, reservation_id=hold_id, descriptors=_descriptors(texts)
+        )
+        request.ttl.seconds = TTL
+        answer = await self.asking.service.reservations.call("Reserve", request.SerializeToString())
+        assert isinstance(answer, bytes), answer
+        return ReserveResponse.FromString(answer).reservation_id
+
+    async def settle(self, hold_id: str, hits: int, *texts: str) -> bool:
+        """Whether anything was held."""
+        request = CommitRequest(
+            domain="edge",
+            reservation_id=hold_id,
+            actual_amount=hits,
+            descriptors=_descriptors(texts),
+        )
+        answer = await self.asking.service.reservations.call("Commit", request.SerializeToString())
+        assert isinstance(answer, bytes), answer
+        return CommitResponse.FromString(answer).reservation_released
+
+    async def left(self, text: str) -> list[object]:
+        """What remains of each limit, to a look."""
+        decision = await self.asking.ask(descriptor(text, addend=0))
+        listed = (decision.metadata or {})["limits"]
+        assert isinstance(listed, list)
+        return [each["remaining"] for each in listed]
+
+    async def paid(self, hits: int, text: str) -> list[object]:
+        """Which limit pays for plain hits."""
+        decision = await self.asking.ask(descriptor(text, addend=hits))
+        listed = (decision.metadata or {}).get("paid", [])
+        assert isinstance(listed, list)
+        return [each["limit"] for each in listed]
+
+
+def _descriptors(texts: Sequence[str]) -> Sequence[RateLimitDescriptor]:
+    request = Request("edge", tuple(descriptor(text) for text in texts))
+    return RateLimitRequest.FromString(encode_request(request)).descriptors
+
+
+@pytest.fixture
+def caller(asking: Asking) -> Caller:
+    return Caller(asking)
+
+
+async def test_the_first_with_room_holds_and_settles(caller: Caller) -> None:
+    """What is held takes room from plain hits there, and the others hold nothing."""
+    held = await caller.reserve(3, ANN)
+    assert await caller.left(ANN) == [2, 7, 20]
+
+    assert await caller.paid(3, ANN) == ["reserve"]
+    assert await caller.settle(held, 2, ANN)
+    assert await caller.left(ANN) == [3, 4, 20]
+
+
+async def test_an_overrun_stays_where_it_was_held(caller: Caller) -> None:
+    """More than was held counts there, beyond its limit, though others have room."""
+    first = await caller.reserve(3, ANN)
+    second = await caller.reserve(6, ANN)
+    assert await caller.left(ANN) == [2, 1, 20]
+
+    assert await caller.settle(second, 30, ANN)
+    assert await caller.settle(first, 1, ANN)
+    assert await caller.left(ANN) == [4, 0, 20]
+    assert caller.asking.stats.reservations["overrun"] == 1
+    assert await caller.paid(5, ANN) == ["credits"]
+
+
+async def test_denied_only_if_none_has_room(caller: Caller) -> None:
+    """What is held in each of them leaves none, and a denied one holds nothing."""
+    assert all([await caller.reserve(hits, ANN) for hits in (3, 7, 18)])
+
+    assert await caller.reserve(5, ANN) == ""
+    assert await caller.left(ANN) == [2, 0, 2]
+    assert await caller.reserve(4, ANN)  # with the soft part
+    assert await caller.left(ANN) == [0, 0, 2]
+
+
+async def test_an_extension_stays_where_it_lies(caller: Caller) -> None:
+    """It never holds in a second limit: where there is no room it is denied, and holds on."""
+    held = await caller.reserve(7, ANN)
+    assert await caller.reserve(3, ANN, hold_id=held) == held
+    assert await caller.left(ANN) == [5, 4, 20]
+
+    assert await caller.reserve(8, ANN, hold_id=held) == ""
+    assert await caller.left(ANN) == [5, 4, 20]
+    assert await caller.settle(held, 1, ANN)
+    assert await caller.left(ANN) == [5, 6, 20]
+
+
+async def test_a_settle_counts_once(caller: Caller, clock: Time) -> None:
+    """Sent again it counts nothing, in no limit, also if its hold had ended before."""
+    held = await caller.reserve(7, ANN)
+    clock.now_us += (TTL + 1) * SECOND
+
+    assert not await caller.settle(held, 4, ANN)
+    assert await caller.left(ANN) == [1, 7, 20]
+    assert not await caller.settle(held, 4, ANN)
+    assert await caller.left(ANN) == [1, 7, 20]
+    assert await caller.reserve(7, ANN, hold_id=held) == ""  # it is known where it was settled
+    assert await caller.left(ANN) == [1, 7, 20]
+
+
+async def test_a_late_settle_counts_where_there_is_room(caller: Caller) -> None:
+    """So does an unknown id. If none has room nothing counts, as with a report."""
+    unknown = "0" * 32
+    assert not await caller.settle(unknown, 6, ANN)
+    assert await caller.left(ANN) == [5, 1, 20]
+
+    assert not await caller.settle("1" * 32, 21, ANN)
+    assert await caller.left(ANN) == [5, 1, 20]
+
+
+async def test_what_is_too_large_for_one_is_held_by_the_next(caller: Caller) -> None:
+    """`max_reservation` is judged for each limit. What none lets hold is denied."""
+    held = await caller.reserve(5, ANN)
+    assert await caller.left(ANN) == [5, 2, 20]
+    assert await caller.reserve(21, ANN) == ""
+    assert caller.asking.stats.reservations["too_large"] == 1
+
+    small = await caller.reserve(3, ANN)
+    assert await caller.left(ANN) == [2, 2, 20]
+    assert await caller.reserve(5, ANN, hold_id=small) == ""
+    assert await caller.settle(small, 0, ANN)
+    assert await caller.settle(held, 0, ANN)
+    assert await caller.left(ANN) == [5, 7, 20]
+
+
+async def test_two_descriptors_hold_twice(caller: Caller) -> None:
+    """Each has a hold of its own, also on a counter that both count on."""
+    bob = "org=o,team=t,user=bob"
+    held = await caller.reserve(5, ANN, bob)
+    assert await caller.left(ANN) == [5, 2, 15]
+
+    assert await caller.settle(held, 2, ANN, bob)
+    assert await caller.left(ANN) == [5, 5, 18]
+
+
+async def test_all_descriptors_hold_or_none(caller: Caller) -> None:
+    """A limit beside them that has no room lets none of them hold."""
+    assert await caller.reserve(10, ANN, "gate=g") == ""
+    assert await caller.left(ANN) == [5, 7, 20]
+
+    held = await caller.reserve(9, ANN, "gate=g")
+    assert await caller.left(ANN) == [5, 7, 11]
+    assert await caller.settle(held, 12, ANN, "gate=g")
+    assert await caller.left(ANN) == [5, 7, 8]
+    assert await caller.reserve(1, ANN, "gate=g") == ""
+    assert await caller.left(ANN) == [5, 7, 8]
+
+
+async def test_what_is_not_asked_any_more_pays_nothing(caller: Caller) -> None:
+    """What is held on a limit that is not asked now waits for its end, and another one pays."""
+    held = await caller.reserve(3, ANN)
+    exempt = override(EXEMPT, ANN, limit="tier")
+    caller.asking.service.overrides.add([exempt])
+
+    assert not await caller.settle(held, 4, ANN)
+    assert await caller.left(ANN) == [3, 20]
+    caller.asking.service.overrides.remove([exempt])
+    assert await caller.left(ANN) == [2, 3, 20]
+
+
+async def test_a_place_goes_back_where_it_was_taken(caller: Caller) -> None:
+    """`concurrency` takes one place under the id, in one of them, whatever is reserved."""
+    first = await caller.reserve(800, "slots=x")
+    second = await caller.reserve(800, "slots=x")
+    assert await caller.reserve(800, "slots=x") == ""
+
+    await caller.settle(second, 650, "slots=x")
+    assert await caller.paid(1, "slots=x") == ["spare"]
+    await caller.settle(first, 650, "slots=x")
+    assert await caller.paid(1, "slots=x") == ["own"]
+
+
+async def test_overrides(caller: Caller) -> None:
+    """Nothing is held in a grant, or in a limit from which somebody is exempt."""
+    add = caller.asking.service.overrides.add
+    add([override(GRANT, "org=g,team=t,user=a", 3), override(EXEMPT, ANN, limit="tier")])
+
+    held = await caller.reserve(3, "org=g,team=t,user=a")
+    assert await caller.settle(held, 2, "org=g,team=t,user=a")
+    assert await caller.paid(3, "org=g,team=t,user=a") == ["tier"]  # by the grant
+    assert await caller.paid(3, "org=g,team=t,user=a") == ["tier"]
+    held = await caller.reserve(3, ANN)
+    assert await caller.left(ANN) == [4, 20]
+    assert await caller.settle(held, 1, ANN)
+
+
+async def test_the_log_says_which_one_it_was(caller: Caller) -> None:
+    """`paid` names the limit that holds, and the one that was settled; `limit` who denies."""
+    heard = Heard(caller.asking.service)
+    held = await caller.reserve(4, ANN)
+    assert [await caller.paid(hits, ANN) for hits in (5, 3)] == [["tier"], ["reserve"]]
+    await caller.reserve(7, ANN, hold_id=held)
+    await caller.settle(held, 8, ANN)
+    reserved, _, _, denied, settled = [line_of(record, T) for record in heard]
+    told = json.loads(denied)
+
+    for line in (reserved, settled):
+        assert '"paid":[{"descriptor":0,"limit":"reserve"}]' in line
+    assert (told["limit"]["name"], told["used"], told["reset_seconds"]) == ("reserve", 3, 2_760)
+    assert '"overrun":4' in settled
+
+
+def test_told_in_words(tmp_path: Path) -> None:
+    """`explain` says that the one that holds is settled."""
+    asking = Asking(tmp_path, RULES)
+    told = explain(asking.rules.snapshot, "edge", descriptor(ANN))
+
+    assert "the first with room pays, or holds what it will pay: tier: 5 per minute" in told.why
+
+
+async def test_all_limits_can_take_reservations(tmp_path: Path) -> None:
+    """With --reservations also those that pay in turn, if none of them takes places."""
+    text = RULES.replace("reservations: true\n", "").replace(", max_reservation: 60%", "")
+    caller = Caller(
+        Asking(tmp_path, text, settings=Settings(reservations=True, decision_metadata=True))
+    )
+
+    held = await caller.reserve(5, ANN)
+    assert await caller.left(ANN) == [0, 7, 20]
+    assert await caller.settle(held, 5, ANN)
+
+
+class Pot(NamedTuple):
+    """One limit of the model: its size, and without the soft part, and its window."""
+
+    name: str
+    size: int
+    hard: int
+    window_us: int
+    keys: int
+    """How many of the entries org, team and user it counts by."""
+    largest: int = 100
+    """The part of it that one reservation may hold, in percent."""
+
+
+POTS = [
+    Pot("tier", 7, 5, MINUTE, 3, 60),
+    Pot("reserve", 7, 7, HOUR, 2),
+    Pot("credits", 20, 20, 30 * 24 * HOUR, 1),
+]
+_Counter = tuple[str, ...]
+
+
+class Model:
+    """What the documents say, in a few lines: nothing of the service is used.
+
+    Where an id holds, or was settled, is asked alone; else all of them are, soft parts last.
+    """
+
+    def __init__(self) -> None:
+        self.used: Counter[tuple[_Counter, int]] = Counter()
+        self.holds: dict[tuple[_Counter, str], tuple[int, int]] = {}
+        """For each counter and id what is held, and when it ends; -1 of one that was settled."""
+
+    def counter(self, pot: Pot, who: Sequence[str]) -> _Counter:
+        return pot.name, *who[: pot.keys]
+
+    def room(self, pot: Pot, size: int, who: Sequence[str], now: int, own: str = "") -> int:
+        """What is left of a size beside what is counted and held, but for one's own hold."""
+        counter = self.counter(pot, who)
+        held = sum(
+            max(0, hits)
+            for (where, hold_id), (hits, _) in self.holds.items()
+            if where == counter and hold_id != own
+        )
+        return size - self.used[counter, now // pot.window_us] - held
+
+    def asked(self, who: Sequence[str], hold_id: str = "") -> Iterator[tuple[Pot, int]]:
+        """The limits in the order in which they are asked, each with its size."""
+        known = [pot for pot in POTS if (self.counter(pot, who), hold_id) in self.holds]
+        for soft in (False, True):
+            for pot in known or POTS:
+                if pot.size > pot.hard or not soft:
+                    yield pot, pot.size if soft else pot.hard
+
+    def plain(self, who: Sequence[str], hits: int, now: int) -> str:
+        for pot, size in self.asked(who):
+            if self.room(pot, size, who, now) >= hits:
+                self.used[self.counter(pot, who), now // pot.window_us] += hits
+                return pot.name
+        return ""
+
+    def reserve(self, who: Sequence[str], hold_id: str, hits: int, now: int) -> bool:
+        for pot, size in self.asked(who, hold_id):
+            place = self.counter(pot, who), hold_id
+            fits = hits * 100 <= size * pot.largest
+            if fits and self.room(pot, size, who, now, hold_id) >= hits:
+                if self.holds.get(place, (0, 0))[0] >= 0:
+                    self.holds[place] = hits, now + TTL * SECOND
+                return True
+        return False
+
+    def settle(self, who: Sequence[str], hold_id: str, hits: int, now: int) -> bool:
+        """Whether anything was held."""
+        for pot, size in self.asked(who, hold_id):
+            counter = self.counter(pot, who)
+            held, _ = self.holds.get((counter, hold_id), (0, 0))
+            if held < 0:
+                return False
+            if held or self.room(pot, size, who, now) >= hits:
+                self.used[counter, now // pot.window_us] += hits
+                self.holds[counter, hold_id] = -1, now + _MARKED_US
+                return held > 0
+        return False
+
+    def end(self, now: int) -> None:
+        self.holds = {place: each for place, each in self.holds.items() if each[1] > now}
+
+
+async def test_walk_against_a_model(asking: Asking, clock: Time) -> None:
+    """An id holds in one limit at most, is settled there, and counts once, whatever comes between.
+
+    What is left of each is always the limit without what is counted and held there.
+    """
+    chance, caller, model = random.Random(5), Caller(asking), Model()
+    ids: list[tuple[str, list[str]]] = []
+    told: Counter[str] = Counter()
+    for _ in range(1_200):
+        clock.now_us += chance.choice(
+            [*[0] * 40, SECOND, 15 * SECOND, 39 * SECOND, 40 * SECOND, MINUTE, HOUR, 300 * HOUR]
+        )
+        now = clock.now_us
+        model.end(now)
+        who = [chance.choice("op"), chance.choice("tu"), chance.choice(["ann", "bob"])]
+        step = chance.choice(["plain", "reserve", "reserve", "extend", "settle", "settle"])
+        hits = chance.choice([1, 1, 2, 3, 4, 6, 8])
+        hold_id = ""
+        if step in ("extend", "settle"):
+            hold_id, who = chance.choice(ids[-12:] or [("", who)])
+            if not hold_id:
+                continue
+        text = f"org={who[0]},team={who[1]},user={who[2]}"
+        if step == "plain":
+            pays = model.plain(who, hits, now)
+            assert await caller.paid(hits, text) == ([pays] if pays else [])
+            told[f"plain {pays}"] += 1
+        elif step == "settle":
+            released = model.settle(who, hold_id, hits, now)
+            assert await caller.settle(hold_id, hits, text) == released
+            told[f"settle {released}"] += 1
+        else:
+            found = await caller.reserve(hits, text, hold_id=hold_id)
+            passes = model.reserve(who, hold_id or found or "denied", hits, now)
+            assert bool(found) == passes
+            if passes and not hold_id:
+                ids.append((found, who))
+            told[f"{step} {passes}"] += 1
+        if any(model.room(pot, size, who, now) >= 0 for pot, size in model.asked(who)):
+            left = [max(0, model.room(pot, pot.hard, who, now)) for pot in POTS]
+            assert await caller.left(text) == left
+    assert min(told.values()) > 10, told
