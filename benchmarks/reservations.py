@@ -86,7 +86,7 @@ class Table:
 def _budgets(table: Table) -> None:
     """What is admitted, on each store and with all estimates."""
     print(
-        "| store | estimates | streams in flight | tokens over the limit | beyond estimates ",
+        "| store | estimates | streams in flight | over the limits | beyond estimates ",
         end="",
     )
     print("| budget used | required | holds |\n|---|---|---|---|---|---|---|---|", flush=True)
@@ -99,8 +99,10 @@ def _budgets(table: Table) -> None:
                 required, holds = "at most beyond estimates, 95 % used", enough and found.explained
             if not ESTIMATES[named].reserves:
                 required, holds = "shows its overrun", found.over > 0
-            beyond = f"{found.beyond:,}" if ESTIMATES[named].reserves else ""
-            cells = (f"{found.in_flight:,}", f"{found.over:,}", beyond, f"{found.used:.1%}")
+            over, beyond = (f"{each / found.budget:.1%}" for each in (found.over, found.beyond))
+            if not ESTIMATES[named].reserves:
+                beyond = ""
+            cells = (f"{found.in_flight:,}", over, beyond, f"{found.used:.1%}")
             table.say(where, named, *cells, required, holds=holds)
 
 

@@ -92,6 +92,8 @@ class Found(NamedTuple):
 
     in_flight: int
     """Streams, on average."""
+    budget: int
+    """Tokens, of all windows of all tenants."""
     over: int
     """Tokens above the limit, in all windows of all tenants."""
     worst: int
@@ -211,6 +213,7 @@ class _World:
         ]
         return Found(
             round(in_flight),
+            self._limit * TENANTS * _WINDOWS,
             sum(over.values()),
             max(over.values(), default=0),
             sum(self.beyond[of] for of in over),
