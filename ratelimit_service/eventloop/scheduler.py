@@ -150,9 +150,6 @@ class Scheduler:
 
     def _take_in(self, client: Visited) -> None:
         client.used_us = max(client.used_us, self._least_us - _CREDIT_US)
-        self._push(client)
-
-    def _push(self, client: Visited) -> None:
         self._number += 1
         heapq.heappush(self._waiting, (client.used_us, self._number, client))
 
@@ -313,7 +310,7 @@ class Scheduler:
         if self._finish is not None:
             self._decide(now_us)
         for client in again:
-            self._push(client)
+            self._take_in(client)
         for client in visited:
             try:
                 client.end_turn()

@@ -149,7 +149,7 @@ class Client:
     def _handle(self, now_us: int, most: int, each_us: int, alone: bool) -> None:
         connection, channel = self.connection, self.channel
         data, before = b"", 0
-        if connection.has_more:
+        if connection.cut_short or not channel.more:
             before = connection.unhandled
         else:
             data = channel.read()

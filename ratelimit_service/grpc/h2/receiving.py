@@ -155,11 +155,9 @@ class Receiver:
         streams, block = self._streams, data[at + FRAME_HEAD_BYTES : stop]
         usual = block == self._usual_block
         head = self._usual_head if usual else self._head_of(block)
+        if head is None:
+            return 0, 0
         room = MAX_STREAMS - len(streams.open) - len(streams.begun)
-        if head is None or room <= 0 or not stream_id & 1:
-            return 0, 0
-        if not streams.latest < stream_id <= MAX_WINDOW:
-            return 0, 0
         caller = self._callers.of(block) if self._callers.wanted else None
         if data.startswith(_MESSAGE_FOLLOWS, stop + 3):
             most = min(room, left_us // PIECE_US or 1)
@@ -178,8 +176,9 @@ class Receiver:
                 else:
                     events.append(Calls(head, stream_ids, messages))
                 return end, count * PIECE_US
-        if self._budget.holds_too_much:
-            return 0, 0  # a call that may never be whole is refused
+        new = stream_id & 1 and streams.latest < stream_id <= MAX_WINDOW
+        if not new or room <= 0 or self._budget.holds_too_much:
+            return 0, 0  # so a call that may never be whole is refused
         streams.opens(stream_id)
         streams.begun[stream_id] = head, caller, b""
         return stop, PIECE_US
