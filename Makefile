@@ -116,6 +116,7 @@ bench: $(VENV)/.developing $(COMPILED)/.compiled tools
 	@$(BIN)/python -m benchmarks.algorithms
 	@$(BIN)/python -m benchmarks.matching
 	@$(BIN)/python -m benchmarks.accuracy
+	@$(BIN)/python -m benchmarks.reservations
 	@$(BIN)/python -m benchmarks.replay
 	@$(BIN)/python -m benchmarks.shards
 	@$(BIN)/python -m benchmarks.restarts

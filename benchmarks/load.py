@@ -39,18 +39,23 @@ WARM_UP = 0.25
 
 # The leading byte tells the server that no dynamic table is used; it may stand in any block.
 NO_TABLE = b"\x20"
-BLOCK = NO_TABLE + b"".join(
-    literal(name, value)
-    for name, value in (
+
+
+def header_block(path: str) -> bytes:
+    """The header block of calls of this method."""
+    fields = (
         (b":method", b"POST"),
         (b":scheme", b"http"),
-        (b":path", f"/{SERVICE}/{METHOD}".encode()),
+        (b":path", path.encode()),
         (b":authority", b"ratelimit"),
         (b"te", b"trailers"),
         (b"content-type", b"application/grpc"),
         (b"grpc-timeout", b"10S"),
     )
-)
+    return NO_TABLE + b"".join(literal(name, value) for name, value in fields)
+
+
+BLOCK = header_block(f"/{SERVICE}/{METHOD}")
 
 _RECORDED_TIMEOUT = bytes.fromhex("899acac8b24d494f6a7f821029")
 _TIMEOUT = bytes.fromhex("899acac8b24d494f6a7f8308377f")
