@@ -147,7 +147,7 @@ class Reservations:
             reserved = reserved._replace(too_large=True)
             self._tell(asked, planned, Settled([], Verdict.DENIED), denied, reserved, came)
             return denied
-        hits = _holding(planned.plans, asked.hits, hold_id, ttl_us)
+        hits = _holding(planned.plans, asked.hits, hold_id, ttl_us, extends=known is not None)
         settled = await self._charge(planned, hits, deadline_us)
         if not settled.verdict.passes:
             tally["denied"] += 1
@@ -160,7 +160,7 @@ class Reservations:
             tally["by_policy"] += 1
         else:
             tally["extended" if asked.id else "held"] += 1
-        held = bool(reservation_id) and any(map(_is_held, hits))
+        held = any(map(_is_held, hits, settled.outcomes))
         answer = wire.encode_reserved(True, reservation_id, held=held)
         reserved = reserved._replace(id=reservation_id[:_LOGGED_DIGITS])
         self._tell(asked, planned, settled, answer, reserved, came)
@@ -180,12 +180,13 @@ class Reservations:
         held = [
             outcome.remaining
             for hit, outcome in zip(hits, outcomes, strict=True)
-            if outcome is not None and not outcome.over and hit.spec.holds
+            if outcome is not None and not outcome.over and isinstance(hit.receipt, Hold)
         ]
-        tally["unknown" if hold_id is None else "settled" if held else "late"] += 1
+        released = bool(held) or any(map(_gave_place, hits, outcomes))
+        tally["unknown" if hold_id is None else "settled" if released else "late"] += 1
         if any((asked.hits or 0) > hits_held for hits_held in held):
             tally["overrun"] += 1
-        answer = wire.encode_committed(bool(held))
+        answer = wire.encode_committed(released)
         told = "" if hold_id is None else asked.id[:_LOGGED_DIGITS]
         reserved = Reserved(True, told, asked.hits, held=min(held, default=0))
         settled = Settled(outcomes, Verdict.ADMITTED)
@@ -228,15 +229,18 @@ class Reservations:
         (first,) = planned
         if not isinstance(first, PlannedRequest):
             raise _RefusedError(first)
-        banned = False
+        by_rules = first
         if self._overrides.active:
             found = self._overrides.apply([body], planned, snapshot, now)
             (one,) = planned
             overridden = found[0] if found else None
             banned = overridden is not None and overridden.banned
-            if isinstance(one, PlannedRequest) and not banned:
-                first = one  # a ban stops no settle, and denies what is reserved
-        return _Planned(first.plans, first.settled, banned)
+            if isinstance(one, PlannedRequest):
+                first = one
+            if banned:  # it denies what is reserved, and stops no settle
+                plans = self._overrides.without_bans(body, by_rules.plans, now)
+                return _Planned(plans, first.settled, banned=True)
+        return _Planned(first.plans, first.settled, banned=False)
 
     async def _charge(self, planned: _Planned, hits: Sequence[Hit], deadline_us: int) -> Settled:
         """What becomes of a request with these hits. Raises `_RefusedError` if it has no answer."""
@@ -268,11 +272,13 @@ class Reservations:
             if attempt:
                 await asyncio.sleep(pause)
                 pause *= 2
+            parts = _apart(hits, missing)
             charged: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
-            self._store.charge([[hits[index] for index in missing]], charged.set_result)
-            (settled,) = await charged
-            for index, outcome in zip(missing, settled.outcomes, strict=False):
-                found[index] = outcome
+            requests = [[hits[index] for index in part] for part in parts]
+            self._store.charge(requests, charged.set_result)
+            for part, settled in zip(parts, await charged, strict=True):
+                for index, outcome in zip(part, settled.outcomes, strict=False):
+                    found[index] = outcome
         return found
 
 
@@ -318,17 +324,41 @@ def _id_of(text: str) -> bytes | None:
     return found if len(found) == _ID_BYTES else None
 
 
+def _apart(hits: Sequence[Hit], indices: Sequence[int]) -> list[list[int]]:
+    """What is settled together: limits that pay in turn by themselves, so that none denies others.
+
+    A request of which such a list has no room would be denied, and would count on no other list.
+    """
+    together: list[int] = []
+    in_turn: list[list[int]] = []
+    for index in indices:
+        if hits[index].joined:
+            in_turn[-1].append(index)  # others are not joined when they settle
+        elif hits[index].mode is Mode.IN_TURN:
+            in_turn.append([index])
+        else:
+            together.append(index)
+    return [part for part in (together, *in_turn) if part]
+
+
 def _counts_once(hit: Hit) -> bool:
     """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
-    return hit.receipt is not None or hit.refund
+    return hit.refund or (isinstance(hit.receipt, Hold) and hit.receipt.ttl_us > 0)
 
 
-def _is_held(hit: Hit) -> bool:
-    """Whether a hit that reserves is held, and not only asked for."""
-    if hit.spec.algorithm.leases:
-        return hit.addend > 0
+def _is_held(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit that reserves is held, and not only asked for, in a request that passes."""
+    if outcome is None:
+        return False
     hold = hit.receipt
+    if hold is None:  # it has a place
+        return not outcome.over
     return hit.spec.holds and hit.addend > 0 and isinstance(hold, Hold) and hold.ttl_us > 0
+
+
+def _gave_place(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit that settles has given back a place."""
+    return hit.refund and outcome is not None and outcome.charged > 0
 
 
 def _pays_in_turn(plan: Plan) -> bool:
@@ -369,22 +399,35 @@ def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
     return named
 
 
-def _holding(plans: Sequence[Plan], number: int | None, hold_id: bytes, ttl_us: int) -> list[Hit]:
-    """The hits of a request that reserves; with no time to live it only asks."""
+def _holding(
+    plans: Sequence[Plan],
+    number: int | None,
+    hold_id: bytes,
+    ttl_us: int,
+    *,
+    extends: bool = False,
+) -> list[Hit]:
+    """The hits of a request that reserves; with no time to live it only asks.
+
+    One that `extends` another has its place already.
+    """
     hits = []
     for plan in plans:
         for limit, hit in zip(plan.rule.limits, plan.hits, strict=True):
             asked = _of(hit, number)._replace(count_denied=False)
             if hit.policy is FailurePolicy.LOCAL:
                 asked = asked._replace(policy=FailurePolicy.OPEN)  # nobody could settle it
+            if _pays_in_turn(plan):
+                hits.append(asked._replace(receipt=Hold(0)))
+                continue
             if hit.spec.algorithm.leases:
-                hits.append(asked._replace(addend=1 if ttl_us else 0))
+                hits.append(asked._replace(addend=1 if ttl_us and not extends else 0))
                 continue
             of_limit = limit.limit.reservations
             for_us, charged = ttl_us, False
             if of_limit is not None:
                 for_us, charged = min(ttl_us, of_limit.ttl_us or ttl_us), of_limit.charged
-            if plan.rule.hit_mode is not Mode.ENFORCED or _pays_in_turn(plan):
+            if plan.rule.hit_mode is not Mode.ENFORCED:
                 for_us = 0
             hits.append(asked._replace(receipt=Hold(for_us, charged=charged)))
     return _named(hits, hold_id)
