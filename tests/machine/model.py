@@ -24,6 +24,7 @@ from tests.machine.meaning import (
     Settings,
     meanings,
 )
+from tests.machine.reserving import Wanted, hold, settle, too_large
 
 
 class Model:
@@ -156,6 +157,39 @@ class Model:
             one.hits = [one.hits[at] for at in alone]
             one.grants = [[] for _ in one.terms]
         self._settle(meant, now, "", policy)
+
+    def reserve(self, now: int, descriptors: Sequence[Asked], wanted: Wanted) -> tuple[bool, bool]:
+        """Holds hits; without a time to live it only asks.
+
+        Returns whether that is denied, and whether anything is held.
+        """
+        self.latest = max(self.latest, now)
+        meant = self.meanings(descriptors, 0)
+        self.last = [name for one in meant for name in one.counters]
+        if any(one.banned for one in meant):
+            return True, False  # "a ban: Reserve is denied"
+        if wanted.ttl_us and too_large(meant, self.settings):
+            self.last = []
+            return True, False
+        scratch = Scratch(self.counters, now)
+        told = hold(meant, scratch, self.settings, wanted)
+        scratch.put_away()
+        return told
+
+    def settle(self, now: int, descriptors: Sequence[Asked], hold_id: str) -> bool:
+        """Counts what was used; returns whether anything was held. Rule: "a ban: Commit counts"."""
+        self.latest = max(self.latest, now)
+        overrides = [each for each in self.overrides if each.kind != "ban"]
+        meant = meanings(
+            descriptors, 0, self.rules, self.settings, self.share, (overrides, self.now)
+        )
+        # Limits that pay in turn are asked by themselves, after the others.
+        in_order = sorted(meant, key=lambda one: one.first)
+        self.last = [name for one in in_order for name in one.counters]
+        scratch = Scratch(self.counters, now)
+        held = settle(meant, scratch, hold_id)
+        scratch.put_away()
+        return held
 
     def give_back(self, now: int, name: Identity, hits: int, lease: str) -> int:
         """Hits that were charged for nothing are given back, as a caller would."""
