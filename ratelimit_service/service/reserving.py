@@ -14,7 +14,7 @@ from os import urandom
 from typing import Final, NamedTuple
 
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.eventloop.clock import elapsed_us, now_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.limiter import Plan
 from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Mode, Outcome
 from ratelimit_service.model.call_origin import CallOrigin
@@ -80,6 +80,8 @@ class Reservations:
         """Plans and overrides are those of the service."""
         self.events: DecisionEvents | None = None
         """Who hears of what is reserved and settled, if anybody does."""
+        self.clock: Clock = now_us
+        """What time it is for rules and overrides."""
         self._snapshot = snapshot
         self._store = store
         self._settings = settings
@@ -220,7 +222,7 @@ class Reservations:
 
     def _plan(self, asked: wire.Reserving) -> _Planned:
         """The limits that a request meets now. Raises `_RefusedError` if it is answered without."""
-        snapshot, now = self._snapshot(), now_us()
+        snapshot, now = self._snapshot(), self.clock()
         if snapshot.times is not None:
             snapshot = at_moment(snapshot, now)
         planning, body = self._planning, asked.body
