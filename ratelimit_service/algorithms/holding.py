@@ -76,7 +76,7 @@ def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: R
     if holds:
         hits = max(hits, -(-spec.limit // _MOST_HOLDS))
     beside = total - max(0, own) if spec.holds else 0
-    step = spec.algorithm.charge(state, now_us, beside + hits, spec, False, b"")
+    step = spec.algorithm.charge(state, now_us, beside + hits, spec, False, hit.lease)
     passed = step.passed and not (holds and own == SETTLED)
     more = 0
     if passed and holds:

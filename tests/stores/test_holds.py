@@ -237,6 +237,15 @@ async def test_a_bucket_counts_no_denied_hits_beside_what_is_held(
     assert taken(await one(store, hit(limit, 4))) == (True, 0)
 
 
+async def test_places_can_be_asked_for(store: Store) -> None:
+    """A limit of places among others that pay in turn is asked, and gives none."""
+    places = PLAIN._replace(algorithm="concurrency")
+
+    for _ in range(2):
+        assert taken(await one(store, reserve(places, 6, ID[:8]))) == (True, 4)
+    assert taken(await one(store, reserve(places, 11, ID[:8]))) == (False, 10)
+
+
 async def test_a_reset_drops_what_is_held(store: Store) -> None:
     """The counter is as new."""
     assert isinstance(store, MemoryStore | RedisStore)

@@ -70,7 +70,7 @@ local function reserve(hit, state, now, changes, total, own)
     hits = math.max(hits, math.ceil(spec.limit / MOST_HOLDS))
   end
   local beside = spec.holds and total - math.max(0, own) or 0
-  local step = algorithms[spec.algorithm].charge(state, now, beside + hits, spec, false, "")
+  local step = algorithms[spec.algorithm].charge(state, now, beside + hits, spec, false, hit.lease)
   if not step.passed then
     step.remaining = left(hit, state, now, beside)
   elseif holds and own == SETTLED then
