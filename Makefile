@@ -28,7 +28,7 @@ help:
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
 	@echo "make unit      run the tests that open no port and start no process, in about a minute; ARGS=\"-k name\" for some"
 	@echo "make test      run the tests, which get what they need; ARGS=\"-k name\" for some"
-	@echo "make tools     get at once what tests get one by one, and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
+	@echo "make tools     get at once what tests get one by one, and benchmarks need: Redis, h2spec, a management server, a gateway, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, leftovers"
 	@echo "make test-compiled   the same tests against the compiled package"
 	@echo "make check     lint and both tests: what a change must pass"
@@ -77,7 +77,7 @@ test: $(VENV)/.developing
 	@$(BIN)/pytest $(ARGS)
 
 # Tests have `make` get each of these when they need it.
-tools: $(addprefix $(TOOLS)/,h2spec management validate recipes/go promtool node/node_modules/@grpc/grpc-js)
+tools: $(addprefix $(TOOLS)/,h2spec management kuadrant validate recipes/go promtool node/node_modules/@grpc/grpc-js)
 	@$(REDIS)
 
 REDIS = command -v redis-server >/dev/null || sh tests/get-redis.sh
@@ -87,6 +87,9 @@ $(TOOLS)/h2spec:
 
 $(TOOLS)/management:
 	@sh tests/get-go-program.sh "$(CURDIR)/$@" tests/management .
+
+$(TOOLS)/kuadrant: tests/kuadrant/main.go
+	@sh tests/get-go-program.sh "$(CURDIR)/$@" tests/kuadrant .
 
 $(TOOLS)/validate: tests/deploy/validate/main.go
 	@sh tests/get-go-program.sh "$(CURDIR)/$@" tests/deploy/validate .

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.by_policy import hold
 from benchmarks.load import Call, Caller, keep_in_flight
 
-__all__ = ["GaveUpError", "Load", "Spent", "cpu_seconds", "processes", "say", "turn"]
+__all__ = ["GaveUpError", "Load", "Spent", "cpu_seconds", "interval", "processes", "say", "turn"]
 
 _POLL_SECONDS = 0.005
 
@@ -103,14 +103,21 @@ async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) ->
     return Spent([seconds / made * 1e6 for seconds in spent], median(latencies[before:]) * 1e6)
 
 
+def interval(values: Iterable[float]) -> tuple[float, float, float]:
+    """The median, and between which values it lies with 95 %: the interval is binomial."""
+    found = sorted(values)
+    beyond = max(0, len(found) // 2 - round(0.98 * len(found) ** 0.5))
+    return median(found), found[beyond], found[-1 - beyond]
+
+
 def say(what: str, calls: str, found: tuple[list[float], list[float]]) -> None:
-    """Prints a row; the interval is binomial."""
+    """Prints a row."""
     kept, without_it = found
-    longer = sorted(100 * (one / other - 1) for one, other in zip(kept, without_it, strict=True))
-    half, spread = len(longer) // 2, round(0.98 * len(longer) ** 0.5)
-    low, high = longer[half - spread], longer[half + spread - 1]
+    longer, low, high = interval(
+        100 * (one / other - 1) for one, other in zip(kept, without_it, strict=True)
+    )
     print(
         f"| {what} | {calls} | {median(kept):.2f} | {median(without_it):.2f} "
-        f"| {median(longer):.1f} % ({low:.1f} to {high:.1f}) |",
+        f"| {longer:.1f} % ({low:.1f} to {high:.1f}) |",
         flush=True,
     )

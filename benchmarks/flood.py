@@ -30,14 +30,7 @@ from typing import Final
 
 import uvloop
 
-from benchmarks.load import (
-    BY_POLICY,
-    PREPARED,
-    TICK_SECONDS,
-    Call,
-    addresses,
-    traced_blocks,
-)
+from benchmarks.load import BY_POLICY, PREPARED, TICK_SECONDS, Call, addresses, traced_blocks
 from benchmarks.steady import BLOCK_20MS, ENVOYS_TIMEOUT
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import (

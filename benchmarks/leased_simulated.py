@@ -6,12 +6,14 @@ Processes, their local caches and their balances are the service's. The server i
 (`algorithms.settle`) behind a round trip of 300 microseconds. One limit is met over some windows.
 A row has the worst window: how much of what could be admitted was not (undershoot), and how much
 more than the limit was. Beside it stands what was sent to the server for each admitted hit.
+`benchmarks.scale` holds it against formulas, `benchmarks.regions` has a longer round trip.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -25,16 +27,15 @@ from ratelimit_service.stores import NEVER, Done, Look, Outcomes, Settled, Wante
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis.advances import Advances
 
-__all__ = ["DEMANDS", "Found", "simulated"]
+__all__ = ["DEMANDS", "Demand", "Found", "Load", "simulated"]
 
-_ROUND_TRIP_US = 300
 _LOOK_US = 100_000
 _MOVED = 4
 """The part of a window after which demand that moves is on the next process: a fourth."""
 
 _WINDOWS = 3
 _SECOND_US = 1_000_000
-_START_US = 1_700_000_040 * _SECOND_US
+_START_US = 19_675 * 86_400 * _SECOND_US
 
 Demand = Callable[[Random, int, int], int]
 """Which process of so many gets the hit that comes at this hundredth of a window."""
@@ -89,10 +90,13 @@ class _Server:
 
     waits = True
 
-    def __init__(self, world: _World, states: dict[bytes, State | None], processes: int) -> None:
+    def __init__(
+        self, world: _World, states: dict[bytes, State | None], processes: int, round_trip_us: int
+    ) -> None:
         self._world = world
         self._states = states
         self._processes = processes
+        self._one_way_us = round_trip_us // 2
         self.sent = 0
         """Hits, advances and hand-backs."""
 
@@ -124,9 +128,9 @@ class _Server:
 
         def settled() -> None:
             found: list[Settled] = [judge(hits, self._settle(hits)) for hits in requests]
-            self._world.later(_ROUND_TRIP_US // 2, lambda: done(found))
+            self._world.later(self._one_way_us, lambda: done(found))
 
-        self._world.later(_ROUND_TRIP_US // 2, settled)
+        self._world.later(self._one_way_us, settled)
 
     def advance(self, hit: Hit, heard: Callable[[Outcome | None, int], None], _rank: int) -> None:
         """Gives an advance half a round trip later."""
@@ -134,14 +138,14 @@ class _Server:
 
         def given() -> None:
             (outcome,), at_us = self._settle([hit]), self._world.now_us
-            self._world.later(_ROUND_TRIP_US // 2, lambda: heard(outcome, at_us))
+            self._world.later(self._one_way_us, lambda: heard(outcome, at_us))
 
-        self._world.later(_ROUND_TRIP_US // 2, given)
+        self._world.later(self._one_way_us, given)
 
     def hand_back(self, hit: Hit, told: Callable[[Outcomes | None], None]) -> None:
         """Takes hits back half a round trip later."""
         self.sent += 1
-        self._world.later(_ROUND_TRIP_US // 2, lambda: told(self._settle([hit])))
+        self._world.later(self._one_way_us, lambda: told(self._settle([hit])))
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
         """Nobody looks."""
@@ -157,6 +161,18 @@ def _outcome(step: Step) -> Outcome:
     return Outcome(not step.passed, step.remaining, until_us, step.counted)
 
 
+class Load(NamedTuple):
+    """What is asked in each window, and over which way."""
+
+    demand: Demand
+    offered: int
+    """Hits, at random moments."""
+    counters: int = 1
+    """So many counters have the limit, each. They get equally many hits."""
+    round_trip_us: int = 300
+    seed: int = 1
+
+
 class Found(NamedTuple):
     """What came of one simulation."""
 
@@ -165,48 +181,58 @@ class Found(NamedTuple):
     missing: int
     """The hits that this is."""
     over: int
-    """How many more than the limit one window admitted."""
+    """How many more than the limits one window admitted."""
     sent: float
     """Hits, advances and hand-backs for each admitted hit."""
+    waited: float
+    """The share of calls that were answered only when the server had answered."""
 
 
-def simulated(limit: Limit, processes: int, demand: Demand, offered: int, seed: int = 1) -> Found:
-    """Offers so many hits in each of some windows of the clock, at random moments."""
-    return asyncio.run(_simulated(limit, processes, demand, offered, seed))
+def simulated(limit: Limit, processes: int, load: Load) -> Found:
+    """Offers the load in each of some windows of the clock."""
+    return asyncio.run(_simulated(limit, processes, load))
 
 
-async def _simulated(
-    limit: Limit, processes: int, demand: Demand, offered: int, seed: int
-) -> Found:
-    world, chance = _World(), Random(seed)
+async def _simulated(limit: Limit, processes: int, load: Load) -> Found:
+    world, chance = _World(), Random(load.seed)
     states: dict[bytes, State | None] = {}
-    servers = [_Server(world, states, processes) for _ in range(processes)]
+    servers = [_Server(world, states, processes, load.round_trip_us) for _ in range(processes)]
     fronts = [_front(server, world) for server in servers]
-    hit = Hit(b"{0000abcd}a", spec_of(limit._replace(advances=True)))
-    window_us, admitted = limit.window_us, [0] * _WINDOWS
+    spec = spec_of(limit._replace(advances=True))
+    hits = [Hit(b"{0000abcd}%d" % number, spec) for number in range(load.counters)]
+    window_us, admitted = limit.window_us, Counter[int]()
     looks_us = _START_US
+    calls, at_once = 0, 0
 
-    def told(window: int, settled: list[Settled]) -> None:
-        admitted[window] += settled[0].verdict.passes
+    def told(asked_us: int, settled: list[Settled]) -> None:
+        nonlocal at_once
+        at_once += world.now_us == asked_us
+        (outcome,) = settled[0].outcomes
+        if settled[0].verdict.passes and outcome is not None:
+            # It may be the next window that counted it; clocks are not all of one moment.
+            ends_us = asked_us + outcome.reset_us - window_us // 100
+            admitted[(ends_us - _START_US) // window_us] += 1
 
-    for window in range(_WINDOWS):
-        begin = _START_US + window * window_us
-        # Nothing comes in the last milliseconds: whose window it is would be the server's to say.
-        for at in sorted(chance.randrange(window_us - 10_000) for _ in range(offered)):
+    for begin in range(_START_US, _START_US + _WINDOWS * window_us, window_us):
+        for at in sorted(chance.randrange(window_us) for _ in range(load.offered)):
             while looks_us + _LOOK_US <= begin + at:
                 looks_us += _LOOK_US
                 world.until(looks_us)
                 for front in fronts:
                     front.hand_back_idle()
             world.until(begin + at)
-            number = demand(chance, processes, at * 100 // window_us)
-            fronts[number].charge([[hit]], partial(told, window))
+            number = load.demand(chance, processes, at * 100 // window_us)
+            hit = hits[chance.randrange(load.counters)] if load.counters > 1 else hits[0]
+            calls += 1
+            fronts[number].charge([[hit]], partial(told, begin + at))
     world.until(_START_US + _WINDOWS * window_us)
-    could = min(limit.requests_per_unit, offered)
-    missing = max(could - each for each in admitted)
-    over = max(each - limit.requests_per_unit for each in admitted)
+    limits = limit.requests_per_unit * load.counters
+    could = min(limits, load.offered)
+    missing = max(could - admitted[window] for window in range(_WINDOWS))
+    over = max(admitted.values()) - limits
     sent = sum(server.sent for server in servers)
-    return Found(missing / could, missing, max(0, over), sent / sum(admitted))
+    waited = 1 - at_once / calls
+    return Found(missing / could, missing, max(0, over), sent / admitted.total(), waited)
 
 
 def _front(server: _Server, world: _World) -> Advances:
@@ -225,7 +251,7 @@ def main() -> None:
                 for name, demand in DEMANDS.items():
                     for share in (95, 200):
                         limit = Limit(number, unit)
-                        found = simulated(limit, processes, demand, number * share // 100)
+                        found = simulated(limit, processes, Load(demand, number * share // 100))
                         print(
                             f"| {unit.name.lower()} | {number:,} | {processes} | {name} "
                             f"| {share / 100:g} | {100 * found.undershoot:.1f} % "

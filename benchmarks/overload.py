@@ -29,16 +29,7 @@ from benchmarks.abuse.processes import ahead, stolen_seconds
 from benchmarks.cpu import cpu_seconds, processes
 from benchmarks.flood import ANSWERS, LATE, SHAPE, SLICE_SECONDS, shape_flags
 from benchmarks.load import PREPARED, WARM_UP
-from benchmarks.run import (
-    COMPILED,
-    HERE,
-    LOAD_CORE,
-    RATELIMIT,
-    SERVER_CORE,
-    Bench,
-    running,
-    told,
-)
+from benchmarks.run import COMPILED, HERE, LOAD_CORE, RATELIMIT, SERVER_CORE, Bench, running, told
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import descendants
 from tests.servers.redis import RedisServer

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ratelimit_client.errors import BadRequestError
 from ratelimit_client.model import Descriptor, Entries, Request, Value
 
-__all__ = ["Computed", "Cost", "Described", "computed", "request_of", "reserving"]
+__all__ = ["Computed", "Cost", "Described", "computed", "held_for", "request_of", "reserving"]
 
 Described = Descriptor | Entries
 """A descriptor, or just its entries."""
@@ -32,13 +33,29 @@ def request_of(
     return Request(domain, tuple(listed), cost)
 
 
-def reserving(request: Request) -> Request:
-    """The same. Raises BadRequestError if nothing in it can be settled."""
+_LEAST_TTL = 0.000_001
+_LONGEST_TTL = 31_536_000.0
+"""A year: no service holds anything for so long."""
+
+
+def held_for(request: Request, ttl: float | None) -> Request:
+    """The same, to be held for so long. Raises BadRequestError for what is no time to live."""
+    if ttl is None:
+        return replace(request, ttl=0.0)
+    if not _LEAST_TTL <= ttl <= _LONGEST_TTL:
+        raise BadRequestError(
+            f"ttl is {ttl}: give seconds above 0 and up to a year, or None for the longest"
+        )
+    return replace(request, ttl=ttl)
+
+
+def reserving(request: Request, ttl: float | None) -> Request:
+    """The same, to be held for so long. Raises BadRequestError if nothing in it can be settled."""
     if all(descriptor.cost is not None for descriptor in request.descriptors):
         raise BadRequestError(
             "every descriptor has a cost of its own: a budget settles those that have none"
         )
-    return request
+    return held_for(request, ttl)
 
 
 def computed(

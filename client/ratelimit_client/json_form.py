@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 from ratelimit_client.model import (
+    TOO_LARGE,
     Call,
     Decision,
     Descriptor,
@@ -34,6 +35,10 @@ def to_json(request: Request) -> bytes:
     }
     if request.call is Call.RESERVE:
         fields["amount"] = request.cost
+        if request.ttl:
+            fields["ttl"] = f"{request.ttl:.6f}s"
+        if request.reservation:
+            fields["reservationId"] = request.reservation
     elif request.call is Call.SETTLE:
         fields |= {"reservationId": request.reservation, "actualAmount": request.cost}
     elif request.cost > 1:
@@ -91,7 +96,8 @@ def from_json(text: bytes, call: Call = Call.DECIDE) -> Decision:
 
 def _reserved(answer: dict[str, object]) -> Decision:
     if not _CODES[str(answer["code"])]:
-        return Decision(False, Reason.OVER_LIMIT)
+        detail = TOO_LARGE if answer.get("tooLarge") else ""
+        return Decision(False, Reason.OVER_LIMIT, detail=detail)
     held = str(answer["reservationId"]) if answer.get("held") else ""
     return Decision(True, Reason.WITHIN_LIMIT, reservation=held)
 

@@ -9,7 +9,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Generic, ParamSpec, Protocol, Self, TypeVar
 
 from ratelimit_client.clock import Clock, SystemClock
-from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
+from ratelimit_client.descriptors import (
+    Computed,
+    Cost,
+    Described,
+    computed,
+    held_for,
+    request_of,
+    reserving,
+)
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
 from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, charged_by, log, passed
@@ -124,16 +132,20 @@ class Limiter:
 
         return Opening(take)
 
-    def reserve(self, *descriptors: Described, cost: int, **entries: Value) -> Opening[Budget]:
+    def reserve(
+        self, *descriptors: Described, cost: int, ttl: float | None = None, **entries: Value
+    ) -> Opening[Budget]:
         """Holds an estimate, to be settled later: `async with limiter.reserve(...) as budget`.
 
+        It is held for `ttl` seconds, or for as long as the limit lets; `budget.extend` holds it for
+        longer.
         Where no limit takes reservations, and where a descriptor has a cost of its own, it is
         charged, and a refund gives back what was not used. Behind envoyproxy/ratelimit that is
         charged once more: that server knows no refunds. With a cost of 0 it only looks, for rules
         with `count_denied`. A descriptor's own cost is not settled. Raises DeniedError if there is
         no room, else as `check`.
         """
-        request = reserving(self._of(descriptors, entries, cost))
+        request = reserving(self._of(descriptors, entries, cost), ttl)
 
         async def take() -> Budget:
             return Budget(self, request, await self._reserved(request))
@@ -200,6 +212,9 @@ class Limiter:
 
     async def _give_back(self, request: Request, lease: str) -> None:
         await self._run(self._asking.give_back(request, lease))
+
+    async def _extend(self, request: Request, reservation: str) -> Decision:
+        return await self._run(self._asking.extend(request, reservation))
 
     async def _settle(
         self, request: Request, reserved: int | None, actual: int, decision: Decision
@@ -280,6 +295,17 @@ class Budget:
     def spend(self, cost: int) -> None:
         """Notes that so much more was used. Nothing is charged yet."""
         self.spent = (self.spent or 0) + cost
+
+    async def extend(self, ttl: float | None = None) -> Decision:
+        """Holds the estimate for `ttl` seconds from now on, or for as long as the limit lets.
+
+        The answer is a denial if the hold had ended and others have taken its room; what is held
+        stays as it is then. What was charged does not end, and needs no longer. Raises as `check`.
+        """
+        request = held_for(self._request, ttl)
+        if self._charged is not None:  # nothing is held that could end
+            return self.decision
+        return await self._limiter._extend(request, self.decision.reservation)  # noqa: SLF001
 
     async def settle(self, actual: int | None = None) -> Decision:
         """Counts what was used in place of what is reserved.

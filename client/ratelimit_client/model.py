@@ -151,7 +151,8 @@ class Call(StrEnum):
 class Request:
     """Descriptors that pass together or not at all; `cost` is for those that have none.
 
-    One that settles names its `reservation`, and costs what was used.
+    One that reserves is held for `ttl` seconds, 0 for as long as the service lets. One that settles
+    names its `reservation`, and costs what was used.
     """
 
     domain: str
@@ -159,6 +160,7 @@ class Request:
     cost: int = 1
     call: Call = Call.DECIDE
     reservation: str = ""
+    ttl: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.domain:
@@ -221,8 +223,9 @@ class Decision:
 
     `headers` are for the caller's response; `request_headers` are what Envoy would pass on to
     whoever serves the request. `body` is what the rule has a denied caller told. `detail` says
-    why the service was not asked, or gave no answer. `age` is in seconds, for what is remembered.
-    `denied_until` is in seconds since 1970, if the service says how long a denial holds.
+    why the service was not asked or gave no answer, and of a reservation that no waiting helps.
+    `age` is in seconds, for what is remembered. `denied_until` is in seconds since 1970, if the
+    service says how long a denial holds.
     `reservation` is the id of what is held, empty if nothing is.
     """
 
@@ -285,6 +288,10 @@ class Decision:
 
     def _request_header(self, name: str) -> str:
         return next((value for key, value in self.request_headers if key.lower() == name), "")
+
+
+TOO_LARGE = "one reservation may not hold so much, at any time: reserve less"
+"""The detail of a denied reservation that no waiting helps."""
 
 
 class DeniedError(LimiterError):

@@ -162,7 +162,7 @@ class Asking:
             return (yield from self.ask(request))
         except UnavailableError as error:
             return self._by_policy(error)
-        if decision.reservation:
+        if decision.reservation or decision.detail:
             return decision
         if decision.allowed:
             return (yield from self.ask(request))
@@ -178,6 +178,14 @@ class Asking:
             for each in look.statuses
         )
         return replace(look, allowed=False, reason=Reason.OVER_LIMIT, statuses=statuses)
+
+    def extend(self, request: Request, reservation: str) -> Steps[Decision]:
+        """Holds what is held for longer. To try again does no harm."""
+        extending = replace(request, call=Call.RESERVE, reservation=reservation)
+        try:
+            return (yield from self._ask(extending, _GIVE_BACK_ATTEMPTS, again=True))
+        except UnavailableError as error:
+            return self._by_policy(error)
 
     def settle(
         self, request: Request, reserved: int | None, actual: int, decision: Decision

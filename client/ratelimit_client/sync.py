@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec, Self, TypeVar
 
 from ratelimit_client.clock import Clock, SystemClock
-from ratelimit_client.descriptors import Computed, Cost, Described, computed, request_of, reserving
+from ratelimit_client.descriptors import (
+    Computed,
+    Cost,
+    Described,
+    computed,
+    held_for,
+    request_of,
+    reserving,
+)
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, DeniedError, Request, Value
 from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, charged_by, log, passed
@@ -78,9 +86,11 @@ class SyncLimiter:
         request = self._of(descriptors, entries, cost)
         return SyncLease(self, request, self._passed(request))
 
-    def reserve(self, *descriptors: Described, cost: int, **entries: Value) -> SyncBudget:
+    def reserve(
+        self, *descriptors: Described, cost: int, ttl: float | None = None, **entries: Value
+    ) -> SyncBudget:
         """As `Limiter.reserve`: `with limiter.reserve(user="alice", cost=500) as budget`."""
-        request = reserving(self._of(descriptors, entries, cost))
+        request = reserving(self._of(descriptors, entries, cost), ttl)
         return SyncBudget(self, request, self._reserved(request))
 
     def limited(
@@ -139,6 +149,9 @@ class SyncLimiter:
 
     def _give_back(self, request: Request, lease: str) -> None:
         self._run(self._asking.give_back(request, lease))
+
+    def _extend(self, request: Request, reservation: str) -> Decision:
+        return self._run(self._asking.extend(request, reservation))
 
     def _settle(
         self, request: Request, reserved: int | None, actual: int, decision: Decision
@@ -199,6 +212,13 @@ class SyncBudget:
     def spend(self, cost: int) -> None:
         """As `Budget.spend`."""
         self.spent = (self.spent or 0) + cost
+
+    def extend(self, ttl: float | None = None) -> Decision:
+        """As `Budget.extend`."""
+        request = held_for(self._request, ttl)
+        if self._charged is not None:  # nothing is held that could end
+            return self.decision
+        return self._limiter._extend(request, self.decision.reservation)  # noqa: SLF001
 
     def settle(self, actual: int | None = None) -> Decision:
         """As `Budget.settle`."""

@@ -11,6 +11,7 @@ from typing import Final
 
 from ratelimit_client.errors import BadRequestError
 from ratelimit_client.model import (
+    TOO_LARGE,
     Call,
     Decision,
     Descriptor,
@@ -63,6 +64,13 @@ def encode(request: Request) -> bytes:
         parts.append(_field(3, request.reservation.encode()) + b"\x20" + _varint(request.cost))
     elif request.cost > 1 or request.call is Call.RESERVE:
         parts.append(b"\x18" + _varint(request.cost))
+    if request.call is Call.RESERVE:
+        if request.ttl:
+            seconds, micros = divmod(round(request.ttl * _MILLION), _MILLION)
+            duration = b"\x08" + _varint(seconds) + b"\x10" + _varint(micros * 1_000)
+            parts.append(_field(4, duration))
+        if request.reservation:
+            parts.append(_field(5, request.reservation.encode()))
     body = b"".join(parts)
     if len(body) > _MAX_BYTES:
         raise BadRequestError(
@@ -119,7 +127,7 @@ def _reserved(body: bytes) -> Decision:
     if code not in {_OK, _OVER_LIMIT}:
         raise ValueError(f"the answer's code is {code!r}")
     if code == _OVER_LIMIT:
-        return Decision(False, Reason.OVER_LIMIT)
+        return Decision(False, Reason.OVER_LIMIT, detail=TOO_LARGE if fields.get(4) else "")
     held = _expect_bytes(reservation).decode() if fields.get(3) else ""
     return Decision(True, Reason.WITHIN_LIMIT, reservation=held)
 

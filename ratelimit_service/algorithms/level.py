@@ -177,7 +177,7 @@ def refund(
     level = _Level(state, now_us, spec)
     given = addend * level.ticks
     if receipt and not now_us + level.until_us(0) == receipt.until_us < level.ends_us():
-        given = 0 if spec.queue else max(0, given - level.leaked(receipt.at_us))
+        given = 0 if spec.form.queue else max(0, given - level.leaked(receipt.at_us))
     given_back = min(-(-given // level.ticks), level.used())
     if given_back:
         level.level = max(0, level.level - given)

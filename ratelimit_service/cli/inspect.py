@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["inspect", "standing"]
 
 _MOST_LINES = 20
-"""Leases or hits of a counter that are shown, the newest."""
+"""Leases or hits of a counter that are shown, the newest; and holds, the first to end."""
 
 _SET_ASIDE = {"ban": "denies every hit", "exempt": "lets every hit pass, and none is counted"}
 """What overrides do that let no limit decide."""
@@ -38,7 +38,8 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a key
     or value stands behind a backslash. Shown is each limit of the rule that it meets: how many
     hits its counter holds in the store, how many remain and until when; of concurrency its leases,
-    of a sliding_log its hits, what reservations hold, and what is left of grants. Numbers are those
+    of a sliding_log its hits, what each reservation holds and until when, and what is left of
+    grants. Numbers are those
     that hold now: where an override sets or sets aside a limit of the rule, that is said. Overrides
     that take the descriptor are listed below.
 
@@ -72,9 +73,16 @@ def _standing(counter: Any) -> str:
     ends = counter["ends_seconds"]
     until = "" if ends is None else f"; ends in {_seconds(ends)}, at {counter['ends']}"
     over = ", none left" if counter["over"] else f", {counter['remaining']} left"
-    held = f", {counter['held']} held" if counter.get("held") else ""
-    used = f"{counter['count']} used{_held(counter)}{held}"
+    used = f"{counter['count']} used{_held(counter)}{_reserved(counter)}"
     return f"{name}{counter['limit']}: {used}{over}{until}"
+
+
+def _reserved(counter: Any) -> str:
+    """What is to be said of a limit beside which reservations hold hits."""
+    if not counter.get("held"):
+        return ""
+    by = f" by {count(counter['held_by'], 'reservation')}" if "held_by" in counter else ""
+    return f", {counter['held']} held{by}"
 
 
 def _held(counter: Any) -> str:
@@ -100,6 +108,7 @@ def _lines(answer: Any) -> Iterator[str]:
         yield f"  counter {counter['key']}{where}"
         yield from _overridden(counter)
         yield from _one_by_one(counter)
+        yield from _holds(counter)
         for grant in counter.get("grants", ()):
             remaining = grant.get("remaining", "an unknown number")
             yield (
@@ -130,6 +139,17 @@ def _one_by_one(counter: Any) -> Iterator[str]:
             f"  {lease}{count(item['hits'], 'hit')}, {_seconds(item['age_seconds'])} old, "
             f"ends in {_seconds(item['ends_seconds'])}"
         )
+
+
+def _holds(counter: Any) -> Iterator[str]:
+    """What each reservation holds beside a counter."""
+    holds = counter.get("holds", [])[:_MOST_LINES]
+    for hold in holds:
+        ends = _seconds(hold["ends_seconds"])
+        yield f"  reservation {hold['id']}: {count(hold['hits'], 'hit')} held, ends in {ends}"
+    more = counter.get("held_by", 0) - len(holds)
+    if more:
+        yield f"  and {count(more, 'more reservation')}"
 
 
 def _seconds(seconds: float) -> str:

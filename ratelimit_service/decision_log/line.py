@@ -294,6 +294,8 @@ def _limit(limit: Limit) -> dict[str, object]:
         fields["name"] = limit.name
     if limit.algorithm != DEFAULT.name:
         fields["algorithm"] = limit.algorithm
+    if limit.reservations is not None:
+        fields["reservations"] = True
     return fields
 
 

@@ -12,9 +12,9 @@ in a turn. (Linux' CFS shares out processors this way.) A visit reads, and says 
 are. The calls of a turn are decided together at its end, since many small batches cost several
 times what a large one does. Then each client gets its answers in one write.
 
-Who is new starts behind all who wait. Who returns after a pause starts a little ahead, but nobody
-can save up time. So clients that send much, or expensive frames, hold up neither the others nor the
-replies of a store, however many clients they are.
+Who is new starts behind all who wait, and nobody can save up time. Where several wait, some work
+for the others comes before those that have sent much. So clients that send much, or expensive
+frames, hold up neither the others nor the replies of a store, however many clients they are.
 
 What takes long to decide is done in steps. A step that answers what a store was sent comes before
 new calls: such work is bounded by what was sent. Other steps, as those of a long plan or of the
@@ -46,8 +46,9 @@ and what is asked of a visit may as well be frames that are not."""
 _BATCH_US: Final = 200
 """So long a batch takes by itself, about, however few calls it has."""
 
-_CREDIT_US: Final = TURN_US
-"""So far ahead of those that wait is who returns after a pause: it is first for a turn's work."""
+_BEHIND_US: Final = 10_000
+"""So much work for others comes before those to whom much has come: it is half of what Envoy waits.
+With less of it, a burst of many such clients makes small calls too late."""
 
 _MOST_USED_US: Final = 2 * TURN_US
 """The most that a visit is taken to have used. None takes longer; but the machine may stand still
@@ -69,6 +70,9 @@ class Visited(Protocol):
         The `events` are those of epoll.
         """
 
+    def has_much(self) -> bool:
+        """Whether to handle what has come takes longer than a call or two."""
+
     def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
         """Handles what has come, about `most` calls of it; returns whether there is more.
 
@@ -83,6 +87,17 @@ class Visited(Protocol):
         """Ends, because one of these has raised. It gets no more visits."""
 
 
+class _Deferred:
+    """What was left for the end of a turn: so many calls, and whose they are."""
+
+    __slots__ = ("calls", "finish", "shares")
+
+    def __init__(self) -> None:
+        self.finish: Callable[[int], None] | None = None
+        self.calls = 0
+        self.shares: list[tuple[Visited, int]] = []
+
+
 class Scheduler:
     """What one event loop has to do."""
 
@@ -94,7 +109,7 @@ class Scheduler:
         self._polled_us = 0
         """When it was last asked who has sent something."""
         self._waiting: list[tuple[int, int, Visited]] = []
-        """A heap by the time used. A number keeps the order of those that have used the same."""
+        """A heap by the time used, and how far behind that. A number keeps the order of equals."""
         self._number = 0
         self._least_us = 0
         """How much time the last visited client had used; it never falls."""
@@ -109,11 +124,8 @@ class Scheduler:
         """Whether the last turn was one for a step."""
         self._scheduled = False
         """Whether the loop has been asked for a turn."""
-        self._finish: Callable[[int], None] | None = None
-        self._shares: list[tuple[Visited, int]] = []
-        """Does what was left for the end of this turn, and for whose calls that is."""
+        self._deferred = _Deferred()
         self._visited: Visited | None = None
-        self._calls = 0
         self._call_us = _CALL_US
         """How long it takes to decide a call, as it took lately."""
         self._before_write: deque[Callable[[], None]] | None = None
@@ -129,7 +141,8 @@ class Scheduler:
         self._epoll.register(descriptor, _READS)
         self._clients[descriptor] = client
         # It is behind all who wait: else many new ones would keep them waiting.
-        client.used_us = max((used_us for used_us, *_ in self._waiting), default=self._least_us)
+        used_us = [each.used_us for *_, each in self._waiting]
+        client.used_us = max(used_us, default=self._least_us)
 
     def watch_writes(self, its_socket: socket.socket, *, blocked: bool) -> None:
         """Tells a client also when its socket can be written to, while it is `blocked`."""
@@ -148,23 +161,21 @@ class Scheduler:
         self._take_in(client)
         self._schedule()
 
-    def _take_in(self, client: Visited) -> None:
-        client.used_us = max(client.used_us, self._least_us - _CREDIT_US)
-        self._push(client)
-
-    def _push(self, client: Visited) -> None:
+    def _take_in(self, client: Visited, behind_us: int = 0) -> None:
+        client.used_us = max(client.used_us, self._least_us)
         self._number += 1
-        heapq.heappush(self._waiting, (client.used_us, self._number, client))
+        heapq.heappush(self._waiting, (client.used_us + behind_us, self._number, client))
 
     def later(self, finish: Callable[[int], None], calls: int) -> None:
         """Has `finish` called once at the end of this turn, for so many calls of this visit.
 
         All who ask for it in one turn ask for the same. It hears the time, and raises nothing.
         """
-        self._finish = finish
-        self._calls += calls
+        deferred = self._deferred
+        deferred.finish = finish
+        deferred.calls += calls
         if self._visited is not None:
-            self._shares.append((self._visited, calls))
+            deferred.shares.append((self._visited, calls))
 
     def before_write(self, work: Callable[[], None]) -> None:
         """Has short `work` done at the end of this turn, or of the step that is taken at once.
@@ -279,62 +290,63 @@ class Scheduler:
     def _poll(self, now_us: int) -> None:
         """Finds out who has sent something since it was last asked."""
         since_us, self._polled_us = self._polled_us, now_us
-        for descriptor, events in self._epoll.poll(0):
+        ready = self._epoll.poll(0)
+        several = len(ready) > 1 or bool(self._waiting)
+        for descriptor, events in ready:
             client = self._clients.get(descriptor)
             if client is None:
                 continue
             try:
                 if client.ready(since_us, events):
-                    self._take_in(client)
+                    self._take_in(client, _BEHIND_US if several and client.has_much() else 0)
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
 
     def _visit_some(self, now_us: int, until_us: int) -> None:
         """Visits clients as long as what they ask for can be decided in this turn as well."""
-        waiting = self._waiting
+        waiting, deferred = self._waiting, self._deferred
         visited: list[Visited] = []
-        again: list[Visited] = []
+        again: list[tuple[Visited, int]] = []
         while waiting:
-            room = (until_us - now_us) // self._call_us - self._calls
+            # Each of them writes at the end, which takes about as long as a call.
+            room = (until_us - now_us) // self._call_us - deferred.calls - len(visited)
             if room <= 0 and visited:  # the first is visited however long deciding took lately
                 break
-            self._visited = client = heapq.heappop(waiting)[2]
+            place_us, _, client = heapq.heappop(waiting)
+            self._visited, behind_us = client, place_us - client.used_us
             self._least_us = max(self._least_us, client.used_us)
             alone, each_us = not (waiting or visited), self._call_us * (1 + len(waiting))
             visited.append(client)
             try:
                 if client.visit(now_us, room if room > 0 else 1, each_us, alone=alone):
-                    again.append(client)
+                    again.append((client, behind_us))
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
             started_us, now_us = now_us, elapsed_us()
             client.used_us += min(_MOST_USED_US, now_us - started_us)
         self._visited = None
-        if self._finish is not None:
-            self._decide(now_us)
-        for client in again:
-            self._push(client)
+        if deferred.finish is not None:
+            self._decide(deferred, deferred.finish, now_us)
+        for client, behind_us in again:
+            self._take_in(client, behind_us)
         for client in visited:
             try:
                 client.end_turn()
             except Exception as error:
                 client.fail(error)
 
-    def _decide(self, now_us: int) -> None:
+    def _decide(self, deferred: _Deferred, finish: Callable[[int], None], now_us: int) -> None:
         """Does what was left for the end of the turn; each pays for its calls."""
-        finish, self._finish = self._finish, None
-        shares, calls = self._shares, self._calls
-        self._shares, self._calls = [], 0
+        self._deferred, calls = _Deferred(), deferred.calls
         try:
-            if finish is not None:
-                finish(now_us)
+            finish(now_us)
         except Exception as error:  # its fault must not keep others from writing
             self._tell(error)
         took_us = min(elapsed_us() - now_us, _MOST_USED_US)
         # One stall of the machine says little; but what is dear again and again is soon known.
         each_us = min(max(0, took_us - _BATCH_US) // calls, 4 * self._call_us)
         self._call_us = max(_CALL_US, (3 * self._call_us + each_us) // 4)
-        for client, its_calls in shares:
+        for client, its_calls in deferred.shares:
             client.used_us += took_us * its_calls // calls
 
     def _end_turn(self) -> None:

@@ -68,6 +68,8 @@ class CallBatch(Batch):
 
     __slots__ = ("_answered", "_parts", "_pending", "then")
 
+    divisible = True
+
     def __init__(
         self,
         pending: Pending,
@@ -79,7 +81,6 @@ class CallBatch(Batch):
     ) -> None:
         """Begins with calls of a connection that are worth so many usual ones."""
         super().__init__(calls.messages, deadline_us, priority, calls.origins)
-        self.divisible = True
         self._pending = pending
         self._answered = 0
         """How many calls were answered before the others."""

@@ -77,7 +77,6 @@ class H2Server:
         self._stats = stats or Stats()
         self._limiter = limiter or ConnectionLimiter()
         self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_KEPT)
-        self._loop = asyncio.get_running_loop()
         self._address = address
         self._context = tls.context() if tls else None
         overload = Overload(self._stats, health)
@@ -91,11 +90,10 @@ class H2Server:
         """All connections, also those that are just being made, and how old each may get."""
         self._gone: deque[tuple[Client, Callable[[], None]]] = deque()
         """Those that are gone and are to be forgotten: many may go at the same moment."""
-        self._sockets: list[socket.socket] = []
         self._acceptor: Acceptor | None = None
         self._emptied = asyncio.Event()
         self._stopping = False
-        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+        self._looking = self._scheduler.loop.call_later(_LOOK_SECONDS, self._look)
 
     @property
     def connections(self) -> int:
@@ -111,10 +109,11 @@ class H2Server:
 
         Raises TransportError if it cannot be opened.
         """
-        self._sockets = listening.listen(self._address, "gRPC")
-        self._acceptor = Acceptor(self._loop, self._sockets, self._accepted, self._out_of_files)
+        sockets = listening.listen(self._address, "gRPC")
+        loop = self._scheduler.loop
+        self._acceptor = Acceptor(loop, sockets, self._accepted, self._out_of_files)
         self._acceptor.start()
-        return listening.port_of(self._sockets)
+        return listening.port_of(sockets)
 
     def adopt(self, connection: socket.socket, gone: Callable[[], None] = lambda: None) -> None:
         """Serves a connection that somebody else has accepted; `gone` is called at its end."""
@@ -139,11 +138,11 @@ class H2Server:
 
     async def stop(self, grace_us: int) -> None:
         """Takes no new calls, and lets those in flight finish for at most `grace_us`."""
-        listening.unlink(self._sockets)
         if self._acceptor is not None:
+            listening.unlink(self._acceptor.sockets)
             self._acceptor.stop()
-        for each in self._sockets:
-            each.close()
+            for each in self._acceptor.sockets:
+                each.close()
         self._stopping = True
         async for client in slowly(list(self._clients), _TOLD_AT_ONCE):
             client.connection.shut_down()
@@ -187,7 +186,7 @@ class H2Server:
         self._changed()
         self._tell_if_empty()
         if self._gone:  # the others in the next round: one turn would take many such steps
-            self._loop.call_soon(self._scheduler.go_on, self._forget_some)
+            self._scheduler.loop.call_soon(self._scheduler.go_on, self._forget_some)
 
     def _forget(self, client: Client, gone: Callable[[], None]) -> None:
         if self._clients.pop(client, None) is not None:
@@ -222,7 +221,7 @@ class H2Server:
         self._look_on(list(self._clients), 0)
 
     def _look_on(self, clients: list[Client], start: int) -> None:
-        now, until = self._loop.time(), elapsed_us() + _LOOKED_US
+        now, until = self._scheduler.loop.time(), elapsed_us() + _LOOKED_US
         place = start
         while place < len(clients) and (place == start or elapsed_us() < until):
             client = clients[place]
@@ -234,9 +233,9 @@ class H2Server:
                 except Exception as error:  # a fault with one must not keep us from the others
                     client.fail(error)
         if place < len(clients):
-            self._looking = self._loop.call_later(0, self._look_on, clients, place)
+            self._looking = self._scheduler.loop.call_later(0, self._look_on, clients, place)
         else:
-            self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+            self._looking = self._scheduler.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _count_pauses(self) -> None:
         self._stats.paused_reads["unread"] += self._memory.paused_unread

@@ -60,11 +60,23 @@ class OverriddenPlans(NamedTuple):
     bans_end_us: int | None
 
 
+class _Grant(NamedTuple):
+    """A grant of one limit, and how its counter counts."""
+
+    id: str
+    spec: CounterSpec
+
+    def hit(self, hit: Hit) -> Hit:
+        """What is charged on it in the stead of a limit's hit: on a counter beside the limit's."""
+        key = grant_key(hit.key, self.id)
+        return Hit(key, self.spec, hit.addend, Mode.GRANT, joined=hit.joined, policy=hit.policy)
+
+
 class _OverriddenPlan(NamedTuple):
     """One plan, with the grants of each of its hits."""
 
     plan: Plan
-    grants: Sequence[Sequence[Hit]]
+    grants: Sequence[Sequence[_Grant]]
     until_us: int
 
 
@@ -85,11 +97,7 @@ def apply_overrides(
             if known is None
             else _as_before(planned, known)
         )
-        whole = (
-            len(one.plan.hits) == len(planned.hits) > 0
-            and not any(one.grants)
-            and not planned.rule.in_turn
-        )
+        whole = len(one.plan.hits) == len(planned.hits) > 0 and not planned.rule.in_turn
         if known is None and whole and not planned.refund:
             known_changes[key] = one  # in a request of hundreds of descriptors many are alike
         overridden.append(one)
@@ -105,7 +113,7 @@ def apply_overrides(
         each
         for planned, all_grants, _ in overridden
         for hit, grants in zip(planned.hits, all_grants, strict=True)
-        for each in (*grants, hit)
+        for each in (*[grant.hit(hit) for grant in grants], hit)
     ]
     return OverriddenPlans(
         applied,
@@ -142,7 +150,7 @@ def _as_before(planned: Plan, known: _OverriddenPlan) -> _OverriddenPlan:
         for hit, changed in zip(planned.hits, known.plan.hits, strict=True)
     ]
     plan = Plan(rule, planned.addend, tuple(hits), planned.node)
-    return _OverriddenPlan(plan, [()] * len(hits), known.until_us)
+    return _OverriddenPlan(plan, known.grants, known.until_us)
 
 
 def _overridden(
@@ -160,7 +168,7 @@ def _overridden(
         return _OverriddenPlan(Plan(banned, planned.addend, (), planned.node), (), until_us)
     limits: list[CompiledLimit] = []
     hits: list[Hit] = []
-    grants: list[Sequence[Hit]] = []
+    grants: list[Sequence[_Grant]] = []
     applied: list[Override] = []
     spent: list[Override] = []
     for compiled, hit, unfiltered in zip(rule.limits, planned.hits, rulings, strict=False):
@@ -189,7 +197,7 @@ def _overridden(
         grants.append(
             ()
             if leased or planned.refund
-            else [_grant_hit(own, override, end_us) for override, end_us in given]
+            else [_grant(compiled, override, end_us) for override, end_us in given]
         )
     if rule.in_turn and not planned.refund:
         limits, hits = _with_grants(limits, hits, grants)
@@ -207,14 +215,14 @@ def _overridden(
 
 
 def _with_grants(
-    limits: Sequence[CompiledLimit], hits: Sequence[Hit], grants: Sequence[Sequence[Hit]]
+    limits: Sequence[CompiledLimit], hits: Sequence[Hit], grants: Sequence[Sequence[_Grant]]
 ) -> tuple[list[CompiledLimit], list[Hit]]:
     """Limits that pay in turn, and their hits. A grant is asked before the limit that it is of."""
     all_limits: list[CompiledLimit] = []
     all_hits: list[Hit] = []
     for compiled, hit, granted in zip(limits, hits, grants, strict=True):
         for each in granted:
-            all_hits.append(each)
+            all_hits.append(each.hit(hit))
             spec = each.spec
             all_limits.append(
                 compiled._replace(spec=spec, soft=0, near_limit=spec.limit, near_remaining=0)
@@ -310,16 +318,15 @@ def grant_end(limit: Limit, grant: Override) -> int:
     return end_us if grant.until_us is None else min(end_us, grant.until_us)
 
 
-def _grant_hit(hit: Hit, grant: Override, end_us: int) -> Hit:
-    """What is charged on a grant in a limit's stead: a counter of its own, beside the limit's.
+def _grant(compiled: CompiledLimit, grant: Override, end_us: int) -> _Grant:
+    """A grant of a limit.
 
     Its window is as long as the grant, and begins with the first hit: so it outlasts the grant.
     """
     seconds = -(-(end_us - grant.made_us) // SECOND_US)
-    if hit.spec.window_us != SECOND_US:  # those of a second may have a store of their own
+    if compiled.spec.window_us != SECOND_US:  # those of a second may have a store of their own
         seconds = max(2, seconds)
-    key, spec = grant_key(hit.key, grant.id), _grant_spec(grant.number, seconds)
-    return Hit(key, spec, hit.addend, Mode.GRANT, joined=hit.joined, policy=hit.policy)
+    return _Grant(grant.id, _grant_spec(grant.number, seconds))
 
 
 @lru_cache(maxsize=4096)
@@ -348,9 +355,8 @@ def _passes_quota(overridden: _OverriddenPlan) -> bool:
 
 def _without_quota(overridden: _OverriddenPlan) -> _OverriddenPlan:
     """With one quota that passes, the others of a request cannot deny."""
-    planned, grants, until_us = overridden
+    planned = overridden.plan
     if planned.rule.mode is not Mode.QUOTA:
         return overridden
     hits = tuple(hit._replace(mode=Mode.SHADOW, joined=False) for hit in planned.hits)
-    alone = [[grant._replace(joined=False) for grant in each] for each in grants]
-    return _OverriddenPlan(planned._replace(hits=hits), alone, until_us)
+    return overridden._replace(plan=planned._replace(hits=hits))

@@ -67,6 +67,13 @@ RULE_TALLIES: dict[str, tuple[str, Callable[[Tally], int]]] = {
         "Hits that the failure policy decided instead of a count.",
         attrgetter("by_policy"),
     ),
+    "held": ("Hits that reservations have held.", attrgetter("held")),
+    "settled": ("Held hits that were used.", attrgetter("settled")),
+    "released": (
+        "Held hits that were settled without being used.",
+        attrgetter("released"),
+    ),
+    "overrun": ("Hits that were used beyond those that their hold had.", attrgetter("overrun")),
 }
 """What is counted of each rule: its help, and the number in a tally."""
 

@@ -208,7 +208,6 @@ class CounterSpec:
         "limit",
         "own",
         "paired",
-        "queue",
         "rate",
         "reserved",
         "stepped",
@@ -237,7 +236,6 @@ class CounterSpec:
         self.anchor: Final = form.anchor
         self.buckets: Final = form.buckets
         self.stepped: Final = form.stepped
-        self.queue: Final = form.queue
         self.own: Final = form.own
         self.advances: Final = form.advances
         self.holds: Final = form.holds

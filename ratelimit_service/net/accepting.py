@@ -70,7 +70,7 @@ class Acceptor:
         `failed` is called when no connection can be accepted, as no more files can be opened.
         """
         self._loop = loop
-        self._sockets = sockets
+        self.sockets = sockets
         self._take = take
         self._failed = failed
         self._started = False
@@ -94,11 +94,11 @@ class Acceptor:
 
     def _listen(self) -> None:
         self._waiting = None
-        for each in self._sockets:
+        for each in self.sockets:
             self._loop.add_reader(each.fileno(), self._accept, each)
 
     def _deafen(self) -> None:
-        for each in self._sockets:
+        for each in self.sockets:
             self._loop.remove_reader(each.fileno())
 
     def _accept(self, listener: socket.socket) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def port_of(sockets: list[socket.socket]) -> int:
     return 0 if first.family == socket.AF_UNIX else int(first.getsockname()[1])
 
 
-def unlink(sockets: list[socket.socket]) -> None:
+def unlink(sockets: Sequence[socket.socket]) -> None:
     """Removes the files of Unix sockets, before they are closed for good."""
     for each in sockets:
         if each.family == socket.AF_UNIX:

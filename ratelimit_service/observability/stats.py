@@ -56,10 +56,24 @@ class Tally:
     `hits` is everything matched; `over` had no room; `near` and `within` had, above and up to
     the near-limit threshold together with it; `shadow` was over but let through by
     `shadow_mode`; `uncharged` had room but another descriptor denied the request; `refunded`
-    was given back; `by_policy` was decided without a count.
+    was given back; `by_policy` was decided without a count. Beside all these `held` was reserved:
+    of that `settled` was used, and `released` was not; `overrun` was used beyond it.
     """
 
-    __slots__ = ("by_policy", "hits", "near", "over", "refunded", "shadow", "uncharged", "within")
+    __slots__ = (
+        "by_policy",
+        "held",
+        "hits",
+        "near",
+        "over",
+        "overrun",
+        "refunded",
+        "released",
+        "settled",
+        "shadow",
+        "uncharged",
+        "within",
+    )
 
     def __init__(self) -> None:
         self.hits = 0
@@ -70,13 +84,17 @@ class Tally:
         self.uncharged = 0
         self.refunded = 0
         self.by_policy = 0
+        self.held = 0
+        self.settled = 0
+        self.released = 0
+        self.overrun = 0
 
     def take(self) -> list[int]:
         """The numbers, for `add` in another process; here they start at 0 again.
 
         None at all if nothing was counted.
         """
-        if not (self.hits or self.refunded):
+        if not (self.hits or self.refunded or self.held or self.settled or self.released):
             return []
         taken = [getattr(self, name) for name in _TALLIED]
         for name in _TALLIED:
@@ -98,6 +116,10 @@ _TALLIED: Final[tuple[str, ...]] = (
     "uncharged",
     "refunded",
     "by_policy",
+    "held",
+    "settled",
+    "released",
+    "overrun",
 )
 """Their order holds between versions: a new one comes last."""
 

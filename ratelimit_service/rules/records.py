@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from itertools import islice
 from typing import NamedTuple
@@ -194,10 +195,10 @@ def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
         else:
             if node.children:
                 yield from _of_level(node.children, numbers)
-            leaf, kind = node.with_children(None), None
+            leaf, kind = replace(node, children=None) if node.children else node, None
             if node.matcher is not None and node.matcher.parts:
                 yield from map(_Items, node.matcher.parts)
-                leaf, kind = leaf.with_matcher(None), type(node.matcher)
+                leaf, kind = replace(leaf, matcher=None), type(node.matcher)
             yield _Leaf(leaf, node.children is not None, kind)
             last = node
     if unchanged:
@@ -321,9 +322,9 @@ class Assembly:
     def _adding_leaf(self, record: _Leaf) -> Generator[None, None, None]:
         node = record.node
         if record.has_children:
-            node = node.with_children(self._closed)
+            node = replace(node, children=self._closed)
         if record.made_of_parts is not None:
-            node = node.with_matcher(record.made_of_parts.made_of(self._parts))
+            node = replace(node, matcher=record.made_of_parts.made_of(self._parts))
             self._parts = []
         if node.rule is not None:
             yield from self._reading_zones(node.rule.limits)

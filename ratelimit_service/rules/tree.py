@@ -6,7 +6,7 @@ Nothing here reads files, knows YAML or decides; `match` walks these, `schema` b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ratelimit_service.containers.spread import LARGE, SpreadList, Table, parts_of, spread
@@ -146,14 +146,6 @@ class Node:
             *((self.key, each, True) for each in matcher.literals),
             *((self.key, each, False) for each in matcher.claims),
         )
-
-    def with_children(self, children: Level | None) -> Node:
-        """The same with other children."""
-        return self if children is self.children else replace(self, children=children)
-
-    def with_matcher(self, matcher: Matcher | None) -> Node:
-        """The same with another matcher of the same name."""
-        return replace(self, matcher=matcher)
 
     def elsewhere(
         self, key: str, value: str, matcher: Matcher | None, rule: Rule | None, source: Source

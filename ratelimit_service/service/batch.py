@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.tracer import Traced
-from ratelimit_service.stores import DROPPED, NEVER, Settled
+from ratelimit_service.stores import NEVER
 
 __all__ = ["AwaitedBatch", "Batch", "CallbackBatch", "PartOfBatch"]
 
@@ -23,16 +24,17 @@ class Batch:
     __slots__ = (
         "bodies",
         "deadline_us",
-        "divisible",
         "failed",
         "finished",
-        "indices",
         "origins",
         "planned",
         "priority",
         "started_us",
         "traced",
     )
+
+    divisible: ClassVar[bool] = False
+    """Whether `answer_some` takes answers before there are all."""
 
     def __init__(
         self,
@@ -48,14 +50,10 @@ class Batch:
         """A store sends requests of a smaller priority first, as `Store.charge` says."""
         self.origins = origins
         """Who has made the calls; None where nobody has looked (`DecisionEvents.wants_origins`)."""
-        self.divisible = False
-        """Whether `answer_some` takes answers before there are all."""
         self.started_us = 0
         """When the service got them, by `clock.elapsed_us`."""
         self.planned: list[PlannedRequest | Answer] = []
         """Their plans, or answers that need none."""
-        self.indices: list[int] | None = None
-        """Which of them are charged, if not all."""
         self.finished = False
         self.failed = False
         """Whether a fault of ours has refused what was to be charged."""
@@ -73,21 +71,6 @@ class Batch:
     def wants(self, index: int) -> bool:  # noqa: ARG002 -- that is for who knows
         """Whether somebody still waits for this answer."""
         return True
-
-    def wants_charged(self, index: int) -> bool:
-        """The same of a request among those that are charged."""
-        return self.wants(index if self.indices is None else self.indices[index])
-
-    def of_all(self, charged: Sequence[Settled]) -> Sequence[Settled]:
-        """What each request came to, also those that had nothing to charge."""
-        if self.indices is None:
-            return charged
-        settled = [
-            one.settled if isinstance(one, PlannedRequest) else DROPPED for one in self.planned
-        ]
-        for index, each in zip(self.indices, charged, strict=True):
-            settled[index] = each
-        return settled
 
 
 class PartOfBatch(Batch):

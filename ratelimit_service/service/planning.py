@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratelimit_service import limiter, wire
-from ratelimit_service.errors import BadRequestError, StatusCode
+from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import OverriddenPlans, Plan, PlanTemplate
 from ratelimit_service.model import Hit, Request
 from ratelimit_service.model.refusal import Answer, Refusal
@@ -32,8 +32,8 @@ _TEMPLATES: Final = 1 << 12
 """How many requests are remembered, how many of their parts, and how many beginnings that parts
 share up to their last value. Together they take 50 MB at most."""
 
-LATER: Final = Refusal(StatusCode.INTERNAL, "this request was not planned to its end")
-"""Stands for a request while its values are still searched for. No caller gets it."""
+LATER: Final = b""
+"""Stands for a request that is not planned yet. No answer is empty."""
 
 _CHARGED: Final = Settled([], Verdict.DROPPED)
 """For a request with hits: only the store can say what becomes of it."""
@@ -63,11 +63,12 @@ class Planning:
         self._templates = Memo[PlanTemplate](_TEMPLATES)
         self.leases = False
         """Whether any request has taken leases yet."""
-        self.unfinished = False
-        """Whether any request is to be planned on in a later turn: it is answered LATER so far."""
 
     def ask(self, body: bytes, snapshot: Snapshot) -> PlannedRequest | Answer:
-        """Plans a request that is not remembered as a whole; its parts may be."""
+        """Plans a request that is not remembered as a whole; its parts may be.
+
+        It is LATER if the effort of this turn is spent before.
+        """
         try:
             split = wire.split_request(body)
             if split is not None:
@@ -86,7 +87,6 @@ class Planning:
             self._stats.refusals[error.reason] += 1
             return Refusal(error.code, str(error))
         except EffortSpentError:
-            self.unfinished = True
             return LATER
         except Exception as error:
             return self._faults.request(error)

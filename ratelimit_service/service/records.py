@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ratelimit_service.limiter import DecidedBy, decision_reason
+from ratelimit_service.limiter import DecidedBy, Plan, decision_reason
 from ratelimit_service.limiter.turns import paid_of
 from ratelimit_service.model import Hit, Limit, Outcome, Override
 from ratelimit_service.model.call_origin import CallOrigin
@@ -14,7 +14,15 @@ from ratelimit_service.rules.paths import Source
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.stores import BROKEN, Settled, Verdict
 
-__all__ = ["DecidedBatch", "DecisionRecord", "Listener", "Reserved", "is_denied", "record"]
+__all__ = [
+    "DecidedBatch",
+    "DecisionRecord",
+    "Listener",
+    "Reserved",
+    "is_denied",
+    "record",
+    "refused_by",
+]
 
 _WITHIN: Final = Verdict.WITHIN
 _ADMITTED: Final = Verdict.ADMITTED
@@ -197,3 +205,13 @@ def record(
         in_turn=reason.in_turn,
         paid=paid_of(planned.plans, settled),
     )
+
+
+def refused_by(
+    told: DecisionRecord, plans: Sequence[Plan], descriptor: int, limit: Limit
+) -> DecisionRecord:
+    """The same, of a request that this limit let nobody count."""
+    declared = plans[descriptor].declared
+    if declared is not None:
+        told = told._replace(rule=declared.path, source=declared.source)
+    return told._replace(by=DecidedBy.NOTHING, limit=limit, descriptor=descriptor)

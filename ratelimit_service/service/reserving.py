@@ -7,19 +7,29 @@ descriptors alone. What must not live here: how hits are held (`stores`), and me
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from os import urandom
 from typing import Final, NamedTuple
 
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.limiter import Plan
-from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Mode, Outcome
+from ratelimit_service.limiter.reserving import (
+    HOLD_ID_BYTES,
+    REMEMBERED_US,
+    gave_place,
+    held_until_settled,
+    hits_to_hold,
+    hits_to_settle,
+    is_held,
+    too_large,
+)
+from ratelimit_service.model import Hit, Hold, Mode, Outcome
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
-from ratelimit_service.observability.stats import Stats
+from ratelimit_service.observability.stats import Stats, Tally
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.decision_events import DecisionEvents
@@ -27,21 +37,15 @@ from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.overrides.in_force import OverridesInForce
 from ratelimit_service.service.planned import PlannedRequest
 from ratelimit_service.service.planning import Planning
-from ratelimit_service.service.records import DecidedBatch, Reserved, record
+from ratelimit_service.service.records import DecidedBatch, Reserved, record, refused_by
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Settled, Store, Verdict
 from ratelimit_service.wire import reservations as wire
 
 __all__ = ["Reservations"]
 
-_ID_BYTES: Final = 16
-_LEASE_BYTES: Final = 8
-
 _LOGGED_DIGITS: Final = 8
 """So many of an id are told to others than who holds it."""
-
-_REMEMBERED_US: Final = 60_000_000
-"""For so long, beyond the longest reservation, a settled id is known."""
 
 _ATTEMPTS: Final = 4
 _AGAIN_SECONDS: Final = 0.05
@@ -62,7 +66,8 @@ class _Planned:
     plans: Sequence[Plan]
     settled: Settled
     """What it comes to if it has no hits."""
-    banned: bool
+    ban: PlannedRequest | None
+    """What a ban of an operator makes of it: it denies what is reserved, and stops no settle."""
 
 
 class Reservations:
@@ -115,9 +120,9 @@ class Reservations:
             asked = wire.read_asked(message)
             if method == "Report":
                 planned = self._plan(asked)
-                hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+                hits = hits_to_settle(planned.plans, asked.hits, urandom(HOLD_ID_BYTES), 0)
                 outcomes = await self._settle(hits)
-                _tally_settled(planned.plans, outcomes)
+                _tally_settled(planned.plans, hits, outcomes)
                 answer = wire.encode_code(True)
                 settled = Settled(outcomes, Verdict.ADMITTED)
                 self._tell(asked, planned, settled, answer, Reserved(True, "", None), came)
@@ -138,18 +143,19 @@ class Reservations:
                 "reservation_id", "reservation_id is none: send one that Reserve has answered"
             )
         known = _id_of(asked.id)
-        hold_id = urandom(_ID_BYTES) if known is None else known
+        hold_id = urandom(HOLD_ID_BYTES) if known is None else known
         planned = self._plan(asked)
         tally = self._stats.reservations
         ttl_us = min(asked.ttl_us or most_us, most_us)
         reserved = Reserved(False, asked.id[:_LOGGED_DIGITS], asked.hits, ttl_us)
         denied = wire.encode_reserved(False)
-        if _too_large(planned.plans, asked.hits or 0):
+        if planned.ban is None and too_large(planned.plans, asked.hits or 0):
             tally["too_large"] += 1
             reserved = reserved._replace(too_large=True)
+            denied = wire.encode_reserved(False, too_large=True)
             self._tell(asked, planned, Settled([], Verdict.DENIED), denied, reserved, came)
             return denied
-        hits = _holding(planned.plans, asked.hits, hold_id, ttl_us, extends=known is not None)
+        hits = hits_to_hold(planned.plans, asked.hits, hold_id, ttl_us, extends=known is not None)
         settled = await self._charge(planned, hits, deadline_us)
         if not settled.verdict.passes:
             tally["denied"] += 1
@@ -162,7 +168,8 @@ class Reservations:
             tally["by_policy"] += 1
         else:
             tally["extended" if asked.id else "held"] += 1
-        held = any(map(_is_held, hits, settled.outcomes))
+            _tally_held(planned.plans, hits, settled.outcomes)
+        held = any(map(is_held, hits, settled.outcomes))
         answer = wire.encode_reserved(True, reservation_id, held=held)
         reserved = reserved._replace(id=reservation_id[:_LOGGED_DIGITS])
         self._tell(asked, planned, settled, answer, reserved, came)
@@ -172,19 +179,15 @@ class Reservations:
         hold_id = _id_of(asked.id)
         tally = self._stats.reservations
         planned = self._plan(asked)
-        remembered_us = self._settings.max_reservation_ttl_us + _REMEMBERED_US
+        remembered_us = self._settings.max_reservation_ttl_us + REMEMBERED_US
         if hold_id is None:  # nobody can have reserved by this
-            hits = _settling(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+            hits = hits_to_settle(planned.plans, asked.hits, urandom(HOLD_ID_BYTES), 0)
         else:
-            hits = _settling(planned.plans, asked.hits, hold_id, remembered_us)
+            hits = hits_to_settle(planned.plans, asked.hits, hold_id, remembered_us)
         outcomes = await self._settle(hits)
-        _tally_settled(planned.plans, outcomes)
-        held = [
-            outcome.remaining
-            for hit, outcome in zip(hits, outcomes, strict=True)
-            if outcome is not None and not outcome.over and isinstance(hit.receipt, Hold)
-        ]
-        released = bool(held) or any(map(_gave_place, hits, outcomes))
+        _tally_settled(planned.plans, hits, outcomes)
+        held = held_until_settled(hits, outcomes)
+        released = bool(held) or any(map(gave_place, hits, outcomes))
         tally["unknown" if hold_id is None else "settled" if released else "late"] += 1
         if any((asked.hits or 0) > hits_held for hits_held in held):
             tally["overrun"] += 1
@@ -208,15 +211,19 @@ class Reservations:
         if self.events is None or not self.events.listeners:
             return
         request = PlannedRequest(list(planned.plans), (), None, 0, None, False, planned.settled)
+        if planned.ban is not None and not reserved.settles:
+            request = planned.ban
         took_us = elapsed_us() - came.at_us
         told = record(wire.logged(asked), request, settled, answer, came.origin, took_us)
+        if reserved.too_large and (found := too_large(planned.plans, asked.hits or 0)):
+            told = refused_by(told, planned.plans, *found)
         if reserved.settles:
             told = told._replace(outcome=None)  # it says what was held, not what is left
         self.events.tell(DecidedBatch.of([told._replace(reserved=reserved)]))
 
     async def _check(self, asked: wire.Reserving, deadline_us: int) -> bytes:
         planned = self._plan(asked)
-        hits = _holding(planned.plans, asked.hits, urandom(_ID_BYTES), 0)
+        hits = hits_to_hold(planned.plans, asked.hits, urandom(HOLD_ID_BYTES), 0)
         settled = await self._charge(planned, hits, deadline_us)
         return wire.encode_code(settled.verdict.passes)
 
@@ -236,17 +243,16 @@ class Reservations:
             found = self._overrides.apply([body], planned, snapshot, now)
             (one,) = planned
             overridden = found[0] if found else None
-            banned = overridden is not None and overridden.banned
             if isinstance(one, PlannedRequest):
+                if overridden is not None and overridden.banned:
+                    plans = self._overrides.without_bans(body, by_rules.plans, now)
+                    return _Planned(plans, first.settled, ban=one)
                 first = one
-            if banned:  # it denies what is reserved, and stops no settle
-                plans = self._overrides.without_bans(body, by_rules.plans, now)
-                return _Planned(plans, first.settled, banned=True)
-        return _Planned(first.plans, first.settled, banned=False)
+        return _Planned(first.plans, first.settled, ban=None)
 
     async def _charge(self, planned: _Planned, hits: Sequence[Hit], deadline_us: int) -> Settled:
         """What becomes of a request with these hits. Raises `_RefusedError` if it has no answer."""
-        if planned.banned:
+        if planned.ban is not None:
             return Settled([], Verdict.DENIED)
         settled = planned.settled
         if hits:
@@ -292,18 +298,43 @@ class _RefusedError(Exception):
         self.answer = answer
 
 
-def _tally_settled(plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> None:
-    """Adds what was used to the rules' metrics: once, as it is counted."""
-    in_order = iter(outcomes)
+def _by_plan(
+    plans: Sequence[Plan], hits: Sequence[Hit], outcomes: Sequence[Outcome | None]
+) -> Iterator[tuple[Tally, list[tuple[Hit, Outcome]]]]:
+    """Of each rule that tallies, what became of its hits; not of places, which are no hits."""
+    in_order = zip(hits, outcomes, strict=True)
     for plan in plans:
-        charged = [
-            outcome.charged
-            for hit in plan.hits
-            if (outcome := next(in_order)) is not None and not hit.spec.algorithm.leases
+        found = [
+            (hit, outcome)
+            for hit, outcome in islice(in_order, len(plan.hits))
+            if outcome is not None and not hit.spec.algorithm.leases
         ]
-        if plan.node.tally is not None and charged:
-            plan.node.tally.hits += max(charged)
-            plan.node.tally.within += max(charged)
+        if plan.node.tally is not None and found:
+            yield plan.node.tally, found
+
+
+def _tally_held(
+    plans: Sequence[Plan], hits: Sequence[Hit], outcomes: Sequence[Outcome | None]
+) -> None:
+    """Adds what is held from now on to the rules' metrics; of several limits the most."""
+    for tally, found in _by_plan(plans, hits, outcomes):
+        tally.held += max(outcome.charged for _, outcome in found)
+
+
+def _tally_settled(
+    plans: Sequence[Plan], hits: Sequence[Hit], outcomes: Sequence[Outcome | None]
+) -> None:
+    """Adds what was used to the rules' metrics: once, as it is counted."""
+    for tally, found in _by_plan(plans, hits, outcomes):
+        charged = max(outcome.charged for _, outcome in found)
+        tally.hits += charged
+        tally.within += charged
+        held = max(held_until_settled(*zip(*found, strict=True)), default=0)
+        if held:
+            used = max(hit.addend for hit, _ in found)
+            tally.settled += min(used, held)
+            tally.released += max(0, held - used)
+            tally.overrun += max(0, used - held)
 
 
 def _tally_denied(plans: Sequence[Plan], outcomes: Sequence[Outcome | None], number: int) -> None:
@@ -323,7 +354,7 @@ def _id_of(text: str) -> bytes | None:
         found = bytes.fromhex(text)
     except ValueError:
         return None
-    return found if len(found) == _ID_BYTES else None
+    return found if len(found) == HOLD_ID_BYTES else None
 
 
 def _apart(hits: Sequence[Hit], indices: Sequence[int]) -> list[list[int]]:
@@ -346,109 +377,3 @@ def _apart(hits: Sequence[Hit], indices: Sequence[int]) -> list[list[int]]:
 def _counts_once(hit: Hit) -> bool:
     """Whether a hit that was settled can be sent again: an id is remembered, or gone."""
     return hit.refund or (isinstance(hit.receipt, Hold) and hit.receipt.ttl_us > 0)
-
-
-def _is_held(hit: Hit, outcome: Outcome | None) -> bool:
-    """Whether a hit that reserves is held, and not only asked for, in a request that passes."""
-    if outcome is None:
-        return False
-    hold = hit.receipt
-    if hold is None:  # it has a place
-        return not outcome.over
-    return hit.spec.holds and hit.addend > 0 and isinstance(hold, Hold) and hold.ttl_us > 0
-
-
-def _gave_place(hit: Hit, outcome: Outcome | None) -> bool:
-    """Whether a hit that settles has given back a place."""
-    return hit.refund and outcome is not None and outcome.charged > 0
-
-
-def _pays_in_turn(plan: Plan) -> bool:
-    """Whether one of the limits pays: then which one, a settle could not tell."""
-    return bool(plan.hits) and plan.hits[0].mode is Mode.IN_TURN
-
-
-def _too_large(plans: Sequence[Plan], hits: int) -> bool:
-    """Whether one of the limits lets no reservation hold so much."""
-    return any(
-        limit.limit.reservations is not None
-        and plan.rule.hit_mode is Mode.ENFORCED
-        and hits * WHOLE_PPM > limit.spec.limit * limit.limit.reservations.most_ppm
-        for plan in plans
-        for limit in plan.rule.limits
-    )
-
-
-def _of(hit: Hit, number: int | None) -> Hit:
-    """The hit with this number of hits; of those that pay in turn only the first one has any."""
-    return hit if number is None or not hit.addend else hit._replace(addend=number)
-
-
-def _named(hits: Sequence[Hit], hold_id: bytes) -> list[Hit]:
-    """The hits under an id: of several on one counter each has a hold of its own."""
-    met: Counter[bytes] = Counter()
-    named = []
-    for hit in hits:
-        if hit.receipt is None and not hit.spec.algorithm.leases:
-            named.append(hit)
-            continue
-        if hit.spec.algorithm.leases:
-            named.append(hit._replace(lease=hold_id[:_LEASE_BYTES]))
-            continue
-        behind = bytes([met[hit.key] % 256]) if met[hit.key] else b""
-        met[hit.key] += 1
-        named.append(hit._replace(lease=hold_id + behind))
-    return named
-
-
-def _holding(
-    plans: Sequence[Plan],
-    number: int | None,
-    hold_id: bytes,
-    ttl_us: int,
-    *,
-    extends: bool = False,
-) -> list[Hit]:
-    """The hits of a request that reserves; with no time to live it only asks.
-
-    One that `extends` another has its place already.
-    """
-    hits = []
-    for plan in plans:
-        for limit, hit in zip(plan.rule.limits, plan.hits, strict=True):
-            asked = _of(hit, number)._replace(count_denied=False)
-            if hit.policy is FailurePolicy.LOCAL:
-                asked = asked._replace(policy=FailurePolicy.OPEN)  # nobody could settle it
-            if _pays_in_turn(plan):
-                hits.append(asked._replace(receipt=Hold(0)))
-                continue
-            if hit.spec.algorithm.leases:
-                hits.append(asked._replace(addend=1 if ttl_us and not extends else 0))
-                continue
-            of_limit = limit.limit.reservations
-            for_us, charged = ttl_us, False
-            if of_limit is not None:
-                for_us, charged = min(ttl_us, of_limit.ttl_us or ttl_us), of_limit.charged
-            if plan.rule.hit_mode is not Mode.ENFORCED:
-                for_us = 0
-            hits.append(asked._replace(receipt=Hold(for_us, charged=charged)))
-    return _named(hits, hold_id)
-
-
-def _settling(
-    plans: Sequence[Plan], number: int | None, hold_id: bytes, remembered_us: int
-) -> list[Hit]:
-    """The hits of a request that settles. They count, whatever the limits say."""
-    hits = []
-    for plan in plans:
-        if _pays_in_turn(plan):
-            hits += [_of(hit, number)._replace(policy=FailurePolicy.OPEN) for hit in plan.hits]
-            continue
-        for hit in plan.hits:
-            settled = _of(hit, number)._replace(joined=False, policy=FailurePolicy.OPEN)
-            if hit.spec.algorithm.leases:
-                hits.append(settled._replace(addend=1, refund=True))
-                continue
-            hold = Hold(remembered_us, settles=True)
-            hits.append(settled._replace(mode=Mode.SHADOW, count_denied=True, receipt=hold))
-    return _named(hits, hold_id)

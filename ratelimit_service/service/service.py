@@ -19,12 +19,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.model.call_origin import CallOrigin
 from ratelimit_service.model.refusal import Answer, Refusal
 from ratelimit_service.observability.stats import Stats
-from ratelimit_service.rules.matchers.effort import (
-    EFFORT,
-    MOST_AT_ONCE,
-    EffortSpentError,
-    Searches,
-)
+from ratelimit_service.rules.matchers.effort import EFFORT, EffortSpentError, Searches
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
@@ -52,6 +47,7 @@ from ratelimit_service.stores import (
     Verdict,
     Wanted,
     unknown,
+    wanted_at,
 )
 
 __all__ = ["Service"]
@@ -145,10 +141,14 @@ class Service:
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
-            effort = EFFORT
-            if effort.rest < MOST_AT_ONCE:
-                effort.renew({})
-            self._plan(batch, (), snapshot)
+            number, remembered = snapshot.number, self._planning.requests.get
+            planned: list[PlannedRequest | Answer] = [
+                remembered(body, number) or LATER for body in batch.bodies
+            ]
+            if LATER in planned or self.overrides.active:
+                self._plan(batch, planned, snapshot, {})
+            else:
+                self._charge_planned(batch, planned, None)
         except Exception as error:
             self._fail(batch, error)
 
@@ -247,44 +247,34 @@ class Service:
         batch: Batch,
         before: Sequence[PlannedRequest | Answer],
         snapshot: Snapshot,
+        searches: Searches,
     ) -> None:
-        """Plans a batch and charges it, or plans on in a later turn.
+        """Plans what is left of a batch and charges it, or goes on in a later turn.
 
-        `before` is what was planned of it in turns before.
+        `before` is what is planned already, and LATER for the others; `searches` is what turns
+        before have found.
         """
-        bodies = batch.bodies
-        number = snapshot.number
-        planning = self._planning
-        remembered = planning.requests.get
-        ask = planning.ask
+        ask = self._planning.ask
         overridden: list[OverriddenRequest | None] | None = None
-        planned: list[PlannedRequest | Answer] = []
-        effort = EFFORT
-        effort.bounded = True
+        EFFORT.begin(searches)
         try:
-            if before:
-                planned = [
-                    ask(body, snapshot) if one is LATER else one
-                    for body, one in zip(bodies, before, strict=True)
-                ]
-            else:
-                planned = [remembered(body, number) or ask(body, snapshot) for body in bodies]
-            if self.overrides.active:
-                overridden = self.overrides.apply(bodies, planned, snapshot, self._clock())
+            planned = [
+                ask(body, snapshot) if one is LATER else one
+                for body, one in zip(batch.bodies, before, strict=True)
+            ]
+            charged, whole = planned, LATER not in planned
+            if whole and self.overrides.active:
+                charged = list(planned)
+                overridden = self.overrides.apply(batch.bodies, charged, snapshot, self._clock())
         except EffortSpentError:
-            planning.unfinished = True
+            whole = False
         finally:
-            effort.bounded = False
-        if planning.unfinished:
-            planning.unfinished = False
-            later = partial(self._plan_on, batch, planned, snapshot, effort.results)
-            shared_scheduler().go_on(later)
-            return
-        pay = self._pay
-        if pay is not None and snapshot.leases and batch.divisible and len(planned) > 1:
-            self._divide(batch, planned, overridden, pay)
+            EFFORT.end()
+        if whole:
+            self._charge_planned(batch, charged, overridden)
         else:
-            self._charge_planned(batch, planned, overridden)
+            later = partial(self._plan_on, batch, planned, snapshot, searches)
+            shared_scheduler().go_on(later)
 
     def _plan_on(
         self,
@@ -293,14 +283,11 @@ class Service:
         snapshot: Snapshot,
         searches: Searches,
     ) -> None:
-        """Plans on, in another turn; `searches` is what they have found of this batch."""
+        """Plans on, in another turn."""
         try:
-            EFFORT.renew(searches)
-            self._plan(batch, before, snapshot)
+            self._plan(batch, before, snapshot, searches)
         except Exception as error:
             self._fail(batch, error)
-        finally:
-            EFFORT.renew({})
 
     def _charge_planned(
         self,
@@ -315,19 +302,23 @@ class Service:
                 for one in planned
             ]
         batch.planned = planned
+        pay = self._pay
+        divisible = batch.divisible and len(planned) > 1 and self.leases
+        if divisible and pay is not None and self._divide(batch, overridden, pay):
+            return
         charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
-        wanted: Wanted = batch.wants
+        settled, wanted = partial(self._settled, batch), batch.wants
         if len(charged) < len(planned):  # rare
-            batch.indices = [
+            indices = [
                 index
                 for index, one in enumerate(planned)
                 if isinstance(one, PlannedRequest) and one.hits
             ]
-            wanted = batch.wants_charged
-        if not charged:
-            self._settled(batch, [])
-            return
-        settled = partial(self._settled, batch)
+            if not indices:
+                self._settled_some(batch, indices, ())
+                return
+            settled = partial(self._settled_some, batch, indices)
+            wanted = partial(wanted_at, wanted, indices)
         if overridden is None:
             charge = partial(self._store.charge, charged, settled)
         else:
@@ -339,27 +330,22 @@ class Service:
             charge(wanted, batch.deadline_us, batch.priority)
 
     def _divide(
-        self,
-        batch: Batch,
-        planned: list[PlannedRequest | Answer],
-        overridden: list[OverriddenRequest | None] | None,
-        pay: Pay,
-    ) -> None:
-        """Answers those requests of a batch that need no store, and charges the others."""
-        batch.planned = planned
+        self, batch: Batch, overridden: list[OverriddenRequest | None] | None, pay: Pay
+    ) -> bool:
+        """Answers those requests of a batch that need no store, and charges the others.
+
+        Returns whether there were any; else nothing is done.
+        """
         paid = self._answer_paid(batch, overridden, pay)
-        if not paid:
-            self._charge_planned(batch, planned, overridden)
-            return
-        places = sorted(set(range(len(planned))).difference(paid))
-        if not places:
-            return
-        rest = PartOfBatch(batch, places)
-        its_overridden = None if overridden is None else [overridden[place] for place in places]
-        try:
-            self._charge_planned(rest, rest.planned, its_overridden)
-        except Exception as error:
-            self._fail(rest, error)
+        places = sorted(set(range(len(batch.planned))).difference(paid)) if paid else []
+        if places:
+            rest = PartOfBatch(batch, places)
+            its_overridden = None if overridden is None else [overridden[place] for place in places]
+            try:
+                self._charge_planned(rest, rest.planned, its_overridden)
+            except Exception as error:
+                self._fail(rest, error)
+        return bool(paid)
 
     def _answer_paid(
         self, batch: Batch, overridden: list[OverriddenRequest | None] | None, pay: Pay
@@ -396,15 +382,25 @@ class Service:
         """Counts and logs a fault of ours; returns what its request is answered."""
         return self._faults.request(error)
 
-    def _settled(self, batch: Batch, charged: Sequence[Settled]) -> None:
-        """Answers a batch; this is what its requests that were charged came to."""
+    def _settled_some(
+        self, batch: Batch, indices: Sequence[int], charged: Sequence[Settled]
+    ) -> None:
+        """Answers a batch of which the requests at these places were charged, and came to this."""
+        settled = [
+            one.settled if isinstance(one, PlannedRequest) else DROPPED for one in batch.planned
+        ]
+        for index, each in zip(indices, charged, strict=False):
+            settled[index] = each
+        self._settled(batch, settled if len(indices) == len(charged) else ())
+
+    def _settled(self, batch: Batch, settled: Sequence[Settled]) -> None:
+        """Answers a batch; this is what its requests came to."""
         if batch.finished:
             if batch.failed:  # it was refused when the store failed
-                self._give_back(batch, charged, ())
+                self._give_back(batch, settled, ())
             return
         answers: list[Answer] = []
         try:
-            settled = batch.of_all(charged)
             callers = self.callers
             exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
             exact_callers = callers if exact else None
@@ -413,7 +409,7 @@ class Service:
             self._stats.latency.add(took_us, len(batch.bodies))
         except Exception as error:
             self._fail(batch, error)
-            self._give_back(batch, charged, answers)
+            self._give_back(batch, settled, answers)
         else:
             self._tell(batch, answers)
             if callers is not None:
@@ -433,16 +429,12 @@ class Service:
 
         Requests that were refused one by one, as `answers` say, have got theirs back.
         """
-        charged = [
-            (index, planned)
-            for index, planned in enumerate(batch.planned)
-            if isinstance(planned, PlannedRequest) and planned.hits
-        ]
-        if len(charged) != len(settled):
+        if len(batch.planned) != len(settled):
             return  # nobody can tell whose these are
-        for (index, planned), each in zip(charged, settled, strict=True):
-            if not (answers and isinstance(answers[index], Refusal)):
-                self._answering.give_back(planned, each)
+        for index, planned in enumerate(batch.planned):
+            refused = bool(answers) and isinstance(answers[index], Refusal)
+            if isinstance(planned, PlannedRequest) and planned.hits and not refused:
+                self._answering.give_back(planned, settled[index])
 
     def _enqueue(self, batch: Batch, found: Sequence[Settled]) -> None:
         """Hands on those denied requests of a batch whose rules have a queue."""

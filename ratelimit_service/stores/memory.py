@@ -214,7 +214,11 @@ class MemoryStore(CounterTables):
             step = holding.peek(peek, state, now, {}, partial(self._held, now))
             until_us = step.reset_us if step.passed else step.retry_us
             outcome = Outcome(not step.passed, step.remaining, until_us, 0)
-            found.append(Look(outcome, state, now))
+            counter = self._table(peek.key).get(peek.key)
+            if peek.spec.holds and isinstance(counter, HoldingCounter):
+                found.append(Look(outcome, state, now, holds=counter.holds()))
+            else:
+                found.append(Look(outcome, state, now))
         return found
 
     async def forget(self, hits: Sequence[Hit]) -> None:

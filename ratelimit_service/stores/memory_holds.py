@@ -12,6 +12,7 @@ from typing import Final
 from ratelimit_service.algorithms.holding import KEEPS_END
 from ratelimit_service.model import CounterSpec
 from ratelimit_service.stores.memory_counter import UNSETTLED, MemoryCounter, bulk_of
+from ratelimit_service.stores.store import HoldingNow
 
 __all__ = ["HoldingCounter"]
 
@@ -49,6 +50,14 @@ class HoldingCounter(MemoryCounter):
     def held(self, hold_id: bytes) -> int:
         """What an id holds, as `ReadHeld` says it."""
         return self._held.get(hold_id, (0, 0))[0] if hold_id else self._total
+
+    def holds(self) -> list[HoldingNow]:
+        """All that is held, the first to end first."""
+        return sorted(
+            HoldingNow(ends_us, hold_id, hits)
+            for hold_id, (hits, ends_us) in self._held.items()
+            if hits > 0
+        )
 
     def expire(self, now_us: int) -> None:
         """Lets go of what has ended by now."""

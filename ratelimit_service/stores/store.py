@@ -12,6 +12,7 @@ __all__ = [
     "NEVER",
     "PRIORITIES",
     "Done",
+    "HoldingNow",
     "KnownOver",
     "Look",
     "LookAt",
@@ -53,17 +54,27 @@ def wanted_at(wanted: Wanted, indexes: Sequence[int], index: int) -> bool:
     return wanted(indexes[index])
 
 
+class HoldingNow(NamedTuple):
+    """Hits that a reservation holds beside a counter, until it is settled or ends."""
+
+    ends_us: int
+    id: bytes
+    hits: int
+
+
 class Look(NamedTuple):
     """A counter as it stands: the outcome of a peek, and the state where that holds a list.
 
     `at_us` is the time of the clock that counts. Of the hits on it, this process holds as many as
-    `held`: they are counted, and not spent. It is None where no process ever holds any.
+    `held`: they are counted, and not spent. It is None where no process ever holds any. `holds` are
+    those of reservations, the first to end first; None where nobody can say.
     """
 
     outcome: Outcome
     state: State | None
     at_us: int
     held: int | None = None
+    holds: Sequence[HoldingNow] | None = ()
 
 
 class ShardState(NamedTuple):

@@ -117,10 +117,15 @@ def logged(asked: Reserving) -> bytes:
     return asked.body + RateLimitRequest(hits_addend=asked.hits or 0).SerializeToString()
 
 
-def encode_reserved(passes: bool, reservation_id: str = "", *, held: bool = False) -> bytes:
+def encode_reserved(
+    passes: bool, reservation_id: str = "", *, held: bool = False, too_large: bool = False
+) -> bytes:
     """A ReserveResponse."""
     code = RateLimitResponse.OK if passes else RateLimitResponse.OVER_LIMIT
-    return ReserveResponse(code=code, reservation_id=reservation_id, held=held).SerializeToString()
+    response = ReserveResponse(
+        code=code, reservation_id=reservation_id, held=held, too_large=too_large
+    )
+    return response.SerializeToString()
 
 
 def encode_committed(released: bool) -> bytes:

@@ -331,7 +331,7 @@ def test_an_undone_charge_leaves_no_trace(
     missing = without.peek().remaining - counter.peek().remaining
     if counter.spec.rate:
         leaked = -(-9_000 * (counter.now - charged_at) // MINUTE)
-        behind = addend if counter.spec.queue and total(without.admitted) else 0
+        behind = addend if counter.spec.form.queue and total(without.admitted) else 0
         assert 0 <= missing <= max(leaked, behind)
     elif not opened:  # then the hits behind it lie in a window that else began later
         assert missing == 0

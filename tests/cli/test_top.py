@@ -23,6 +23,7 @@ from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.settings import Settings
 from tests.cli.inside import Inside, Printed
 from tests.http.conftest import AdminSite
+from tests.service.reserving import Gateway
 
 RULES = """
 domain: edge
@@ -31,6 +32,7 @@ descriptors:
 - {key: job, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: concurrency}}
 - {key: org, rate_limit: {unit: day, requests_per_unit: 10, sync: leased}}
 - {key: log, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: sliding_log}}
+- {key: stream, rate_limit: {unit: day, requests_per_unit: 100, reservations: true}}
 """
 
 
@@ -304,7 +306,7 @@ async def test_top_of_a_domain_that_is_none(ratelimit: Inside, site: AdminSite) 
 async def test_top_of_a_rule_that_is_none(ratelimit: Inside, site: AdminSite) -> None:
     """The same of a rule: there it is said which there are."""
     result = await ask(ratelimit, site, "top", "--once", "--rule", "usr")
-    assert result.err == "note: there is no rule 'usr': there are user, job, org, log\n"
+    assert result.err == "note: there is no rule 'usr': there are user, job, org, log, stream\n"
     assert (await ask(ratelimit, site, "top", "--rule", "user")).err == ""
     screen = Keyboard("q")
     watch(lambda *_: page_of(), {**page_of(), "note": "there is no rule 'usr'"}, screen, 2)
@@ -437,3 +439,23 @@ async def test_why_with_the_counters(ratelimit: Inside, site: AdminSite, tmp_pat
     assert second.startswith("now: 10 per day: 4 used, 6 left; ends in ")
     assert (none.code, none.out.startswith("now: 10 per day: 0 used, 10 left")) == (1, True)
     assert [each["count"] for each in json.loads(other.out)["now"]] == [4]
+
+
+async def test_inspect_and_why_tell_who_holds(ratelimit: Inside, site: AdminSite) -> None:
+    """How many reservations hold beside a counter, and of those that end first how much each."""
+    gateway = Gateway(site.asking, "edge")
+    held = await gateway.reserve(30, "stream=x", seconds=20)
+    one = await ask(ratelimit, site, "inspect", "edge", "stream=x")
+    for _ in range(21):
+        await gateway.reserve(3, "stream=x", seconds=60)
+    several = await ask(ratelimit, site, "inspect", "edge", "stream=x")
+    why = await ask(ratelimit, site, "why", "edge", "stream=x", "--at", "14:03", "--now")
+
+    assert ": 0 used, 30 held by 1 reservation, 70 left" in one.out
+    assert one.out.splitlines()[3:] == [f"  reservation {held[:8]}: 30 hits held, ends in 20 s"]
+    lines = several.out.splitlines()
+    assert "0 used, 93 held by 22 reservations, 7 left" in lines[1]
+    assert lines[3] == one.out.splitlines()[3]
+    assert re.fullmatch("  reservation [0-9a-f]{8}: 3 hits held, ends in 60 s", lines[22])
+    assert lines[23:] == ["  and 2 more reservations"]
+    assert ": 0 used, 93 held by 22 reservations, 7 left" in why.err + why.out

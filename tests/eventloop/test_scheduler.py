@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import select
+import contextlib
 import socket
 from collections.abc import Callable
 
@@ -11,10 +11,9 @@ import pytest
 
 from ratelimit_service import compiled
 from ratelimit_service.eventloop import scheduler
-from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import TURN_US, Scheduler
 from tests.grpc.ends import take_turn
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS
 
 CALL_US = 10
 
@@ -59,6 +58,9 @@ class Client:
 
     def ready(self, since_us: int, events: int) -> bool:
         return True
+
+    def has_much(self) -> bool:
+        return False
 
     def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
         self.visits += 1
@@ -134,6 +136,97 @@ async def test_new_clients_are_behind_all_who_wait(clock: Time) -> None:
     assert [each for each in order if each.islower()] == ["o"] * 5
     for end in ends:
         end.close()
+
+
+class Calling(Client):
+    """A client that is visited once each time it has sent something."""
+
+    def __init__(self, held: Scheduler, clock: Time, us: int, *, much: bool, end_us: int = 0):
+        super().__init__(clock, us)
+        self.mine, self.other = socket.socketpair()
+        self.mine.setblocking(False)
+        self.much, self.end_us = much, end_us
+        held.watch(self.mine, self)
+
+    def send(self) -> None:
+        self.other.send(b"a call")
+
+    def has_much(self) -> bool:
+        return self.much
+
+    def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
+        super().visit(now_us, most, each_us, alone=alone)
+        with contextlib.suppress(BlockingIOError):
+            self.mine.recv(1_000)
+        return False
+
+    def end_turn(self) -> None:
+        super().end_turn()
+        self._clock.us += self.end_us
+
+    def close(self) -> None:
+        self.mine.close()
+        self.other.close()
+
+
+async def test_new_clients_are_behind_who_comes_back(clock: Time) -> None:
+    """However many new clients come, one that calls now and then is visited in the next turn."""
+    held = Scheduler()
+    caller = Calling(held, clock, 100, much=False)
+    for _ in range(5):
+        caller.send()
+        take_turn(held)
+    new = [Calling(held, clock, TURN_US // 2, much=True) for _ in range(300)]
+    for each in new:
+        each.send()
+    take_turn(held)
+
+    for number in range(6, 20):
+        caller.send()
+        take_turn(held)
+        assert caller.visits == number
+    assert sum(each.visits for each in new) > 14  # and these have their turns, too
+    for each in (caller, *new):
+        each.close()
+
+
+async def test_who_has_sent_little_is_ahead_of_many_who_have_sent_much(clock: Time) -> None:
+    """Many clients that send much at the same moment keep nobody waiting who makes one call."""
+    held = Scheduler()
+    caller = Calling(held, clock, 100, much=False)
+    crowd = [Calling(held, clock, 300, much=True) for _ in range(300)]
+    for each in crowd:  # all are known
+        each.send()
+    for _ in range(100):
+        take_turn(held)
+    caller.send()
+    take_turn(held)
+    for each in crowd:
+        each.send()
+
+    for number in range(2, 20):
+        caller.send()
+        take_turn(held)
+        assert caller.visits == number
+    for _ in range(50):
+        take_turn(held)
+    assert min(each.visits for each in crowd) == 2
+    for each in (caller, *crowd):
+        each.close()
+
+
+async def test_writes_are_part_of_a_turn(clock: Time) -> None:
+    """Who is visited writes at the end: so many are not visited that all these writes take long."""
+    held = Scheduler()
+    clients = [Calling(held, clock, 10, much=False, end_us=10) for _ in range(300)]
+    for each in clients:
+        each.send()
+    started_us = clock.us
+    take_turn(held)
+
+    assert clock.us - started_us <= TURN_US + 100
+    for each in clients:
+        each.close()
 
 
 @pytest.mark.parametrize("pause", [1, 10, 1_000])
@@ -380,133 +473,6 @@ async def test_what_is_said_in_a_turn_is_written_before_the_next() -> None:
     assert said == ["this", "that", "that"]
 
 
-class Reading(Client):
-    """A client of a real socket, that reads so much in a visit."""
-
-    def __init__(self, held: Scheduler, most: int = 65_536) -> None:
-        super().__init__(Time())
-        self.mine, self.other = socket.socketpair()
-        self.mine.setblocking(False)
-        self.other.setblocking(False)
-        self.heard = b""
-        self.events = 0
-        self.waits = self.ended = False
-        self.during: Callable[[], object] | None = None
-        self._most = most
-        held.watch(self.mine, self)
-
-    def ready(self, since_us: int, events: int) -> bool:
-        assert since_us <= elapsed_us()
-        self.events |= events
-        new = bool(events & ~select.EPOLLOUT) and not self.waits
-        self.waits = self.waits or new
-        return new
-
-    def visit(self, now_us: int, most: int, each_us: int, *, alone: bool) -> bool:
-        try:
-            data = self.mine.recv(self._most)
-        except BlockingIOError:
-            self.waits = False
-            return False
-        self.heard += data
-        if self.during is not None:
-            self.during()
-            self.during = None
-        self.ended = not data
-        self.waits = not self.ended
-        return self.waits
-
-    def close(self, held: Scheduler) -> None:
-        held.unwatch(self.mine)
-        self.mine.close()
-        self.other.close()
-
-
-async def test_what_comes_is_heard() -> None:
-    """Clients are visited when something comes, again and again, without anybody asking."""
-    held = Scheduler()
-    clients = [Reading(held) for _ in range(5)]
-
-    for number in range(3):
-        for each in clients:
-            each.other.send(b"%d" % number)
-        for each in clients:
-            await until(lambda: each.heard[-1:] == b"%d" % number)  # noqa: B023
-
-    assert [each.heard for each in clients] == [b"012"] * 5
-    for each in clients:
-        each.close(held)
-
-
-async def test_what_comes_during_a_visit() -> None:
-    """What comes between a read and the end of its visit is heard as well."""
-    held = Scheduler()
-    client = Reading(held)
-    client.during = lambda: client.other.send(b"second")
-
-    client.other.send(b"first ")
-
-    await until(lambda: client.heard == b"first second")
-    client.close(held)
-
-
-async def test_the_last_words_and_the_end() -> None:
-    """Data and the end of the other side that come together are heard both."""
-    held = Scheduler()
-    client = Reading(held, most=4)
-
-    client.other.send(b"goodbye")
-    client.other.close()
-
-    await until(lambda: client.ended)
-    assert client.heard == b"goodbye"
-    assert client.events & select.EPOLLRDHUP
-    client.close(held)
-
-
-async def test_writable_again() -> None:
-    """A client whose socket was full hears when it can be written to; else it hears nothing."""
-    held = Scheduler()
-    client = Reading(held)
-    try:
-        while True:
-            client.mine.send(bytes(65_536))
-    except BlockingIOError:
-        held.watch_writes(client.mine, blocked=True)
-    await asyncio.sleep(0)
-    assert client.events == 0
-
-    try:
-        while client.other.recv(1 << 20):
-            pass
-    except BlockingIOError:
-        await until(lambda: bool(client.events & select.EPOLLOUT))
-    held.watch_writes(client.mine, blocked=False)
-    client.events = 0
-    client.other.send(b"more")
-    await until(lambda: client.heard == b"more")
-
-    assert not client.events & select.EPOLLOUT
-    client.close(held)
-
-
-async def test_a_forgotten_socket() -> None:
-    """Nothing is heard of a socket any more that was forgotten; another one may come then."""
-    held = Scheduler()
-    client = Reading(held)
-    held.unwatch(client.mine)
-    held.unwatch(client.mine)
-
-    client.other.send(b"too late")
-    another = Reading(held)
-    another.other.send(b"hello")
-    await until(lambda: another.heard == b"hello")
-
-    assert client.heard == b""
-    client.close(held)
-    another.close(held)
-
-
 async def test_deciding_that_takes_long(clock: Time) -> None:
     """However long it took to decide a call lately, each turn visits somebody."""
     held = Scheduler()
@@ -573,28 +539,3 @@ async def test_dear_calls_are_known(clock: Time) -> None:
         take_turn(held)
 
     assert 20 <= client.most[-1] <= 25
-
-
-async def test_a_fault_in_hearing_that_something_has_come() -> None:
-    """It is told to its client; others of whom something has come are visited all the same."""
-    held = Scheduler()
-    clients = [Reading(held) for _ in range(5)]
-
-    def fail(since_us: int, events: int) -> bool:
-        raise ZeroDivisionError
-
-    def drop(error: Exception) -> None:
-        failing.close(held)
-
-    failing = clients[0]
-    failing.ready = fail  # type: ignore[method-assign]
-    failing.fail = drop  # type: ignore[method-assign]
-
-    for each in clients:
-        each.other.send(b"hello")
-    for each in clients[1:]:
-        await until(lambda: each.heard == b"hello")  # noqa: B023
-
-    assert failing.mine.fileno() == -1
-    for each in clients[1:]:
-        each.close(held)

@@ -1,4 +1,7 @@
-"""What frames mean, as Python's h2 sees it: the same calls, answers, resets and faults."""
+"""What frames mean, as Python's h2 sees it: the same calls, answers, resets and faults.
+
+It is long because it is one test: what is sent, both ends, and where they may differ.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Done, Settled, Wanted, always, judge
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
-from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest, RateLimitResponse
+from ratelimit_service.wire.messages import RateLimitRequest, RateLimitResponse
 from ratelimit_service.wire.reservations import (
     RESERVING_SERVICE,
     CommitRequest,
@@ -32,6 +32,8 @@ from tests.grpc.served_ends import Ends
 from tests.grpc.transports import TRANSPORTS
 from tests.service.asking import Asking, Away, descriptor
 from tests.service.overriding import BAN, EXEMPT, override
+from tests.service.reserving import Gateway as Direct
+from tests.service.reserving import descriptors
 from tests.waiting import PATIENCE_SECONDS
 
 RULES = """
@@ -86,7 +88,7 @@ class Gateway:
             domain="llm",
             amount=amount,
             reservation_id=reservation_id,
-            descriptors=_descriptors(texts),
+            descriptors=descriptors(texts),
         )
         if seconds:
             request.ttl.seconds = seconds
@@ -98,13 +100,13 @@ class Gateway:
             domain="llm",
             reservation_id=reservation_id,
             actual_amount=actual,
-            descriptors=_descriptors(texts),
+            descriptors=descriptors(texts),
         )
         answer = await self.call("Commit", request.SerializeToString())
         return CommitResponse.FromString(answer).reservation_released
 
     async def ask(self, hits: int, *texts: str, method: str = "CheckRateLimit") -> bool:
-        request = RateLimitRequest(domain="llm", hits_addend=hits, descriptors=_descriptors(texts))
+        request = RateLimitRequest(domain="llm", hits_addend=hits, descriptors=descriptors(texts))
         answer = await self.call(method, request.SerializeToString())
         return RateLimitResponse.FromString(answer).overall_code == OK
 
@@ -113,11 +115,6 @@ class Gateway:
         body = encode_request(Request("llm", (descriptor(text)._replace(hits_addend=0),)))
         answer = RateLimitResponse.FromString(await self.call(METHOD, body, SERVICE))
         return answer.statuses[0].limit_remaining
-
-
-def _descriptors(texts: tuple[str, ...]) -> Sequence[RateLimitDescriptor]:
-    request = Request("llm", tuple(descriptor(text) for text in texts))
-    return RateLimitRequest.FromString(encode_request(request)).descriptors
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -206,7 +203,10 @@ async def test_a_reservation_is_extended_by_its_id(gateway: Gateway) -> None:
 
 async def test_a_larger_reservation_than_the_limit_lets_is_denied(gateway: Gateway) -> None:
     """It is never held in part."""
-    assert await gateway.reserve(101, "small=a") == (False, "")
+    request = ReserveRequest(domain="llm", amount=101, descriptors=descriptors(("small=a",)))
+    answer = ReserveResponse.FromString(await gateway.call("Reserve", request.SerializeToString()))
+
+    assert answer == ReserveResponse(code=OVER, too_large=True)
     assert (await gateway.reserve(100, "small=a"))[0]
     assert gateway.asking.stats.reservations["too_large"] == 1
 
@@ -286,7 +286,7 @@ async def test_it_says_whether_anything_is_held(
     gateway: Gateway, texts: list[str], held: bool
 ) -> None:
     """A limit without reservations has only been asked."""
-    request = ReserveRequest(domain="llm", amount=5, descriptors=_descriptors(tuple(texts)))
+    request = ReserveRequest(domain="llm", amount=5, descriptors=descriptors(tuple(texts)))
     answer = ReserveResponse.FromString(await gateway.call("Reserve", request.SerializeToString()))
 
     assert (answer.code, answer.held) == (OK, held)
@@ -316,7 +316,7 @@ async def test_an_amount_of_0_holds_nothing_and_asks(gateway: Gateway) -> None:
         (
             "Reserve",
             ReserveRequest(
-                domain="llm", amount=1, reservation_id="x", descriptors=_descriptors(("user=a",))
+                domain="llm", amount=1, reservation_id="x", descriptors=descriptors(("user=a",))
             ),
             "reservation_id is none: send one that Reserve has answered",
         ),
@@ -349,7 +349,7 @@ async def test_all_limits_can_take_reservations(tmp_path: Path) -> None:
         "domain: llm\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 9}}]"
     )
     asking = Asking(tmp_path, rules, settings=Settings(reservations=True))
-    request = ReserveRequest(domain="llm", amount=9, descriptors=_descriptors(("user=a",)))
+    request = ReserveRequest(domain="llm", amount=9, descriptors=descriptors(("user=a",)))
 
     codes = []
     for _ in range(2):
@@ -363,7 +363,7 @@ async def test_all_limits_can_take_reservations(tmp_path: Path) -> None:
 async def test_policy_answers_where_the_store_is_away(tmp_path: Path) -> None:
     """A reservation has no id then; a commit with none is a report."""
     asking = Asking(tmp_path, RULES, store=Away())
-    request = ReserveRequest(domain="llm", amount=9, descriptors=_descriptors(("user=a",)))
+    request = ReserveRequest(domain="llm", amount=9, descriptors=descriptors(("user=a",)))
 
     answer = await asking.service.reservations.call("Reserve", request.SerializeToString())
 
@@ -374,7 +374,7 @@ async def test_policy_answers_where_the_store_is_away(tmp_path: Path) -> None:
 async def test_overrides_hold_for_reservations_as_they_stand(tmp_path: Path) -> None:
     """A ban denies what is reserved and stops no settle; exempt callers neither hold nor count."""
     asking = Asking(tmp_path, RULES)
-    gateway = _Direct(asking)
+    gateway = Direct(asking)
     held = await gateway.reserve(600, "user=a")
     ban = override(BAN, "user=a", domain="llm")
     asking.service.overrides.add([ban])
@@ -396,45 +396,6 @@ async def test_overrides_hold_for_reservations_as_they_stand(tmp_path: Path) -> 
     asking.service.overrides.remove([ban, exemption])
     assert await gateway.reserve(101, "user=a") == ""
     assert await gateway.reserve(1_000, "user=b")
-
-
-class _Direct:
-    """A gateway in the service's own process."""
-
-    def __init__(self, asking: Asking) -> None:
-        self.reservations = asking.service.reservations
-
-    async def reserve(self, amount: int, *texts: str) -> str:
-        request = ReserveRequest(domain="llm", amount=amount, descriptors=_descriptors(texts))
-        answer = await self.reservations.call("Reserve", request.SerializeToString())
-        assert isinstance(answer, bytes)
-        return ReserveResponse.FromString(answer).reservation_id
-
-    async def commit(self, reservation_id: str, actual: int, *texts: str) -> bool:
-        request = CommitRequest(
-            domain="llm",
-            reservation_id=reservation_id,
-            actual_amount=actual,
-            descriptors=_descriptors(texts),
-        )
-        answer = await self.reservations.call("Commit", request.SerializeToString())
-        assert isinstance(answer, bytes)
-        return CommitResponse.FromString(answer).reservation_released
-
-
-async def test_rules_tally_what_was_used_and_what_was_denied(tmp_path: Path) -> None:
-    """A settle that is sent twice is tallied once; what is only held is not tallied."""
-    asking = Asking(tmp_path, RULES)
-    gateway = _Direct(asking)
-    held = await gateway.reserve(600, "user=a")
-    await gateway.reserve(500, "user=a")
-    await gateway.commit(held, 250, "user=a")
-    await gateway.commit(held, 250, "user=a")
-
-    rules = asking.rules.snapshot.domains["llm"].rules
-    (tally,) = [rule.tallies.of() for rule in rules if rule.path == "user"]
-
-    assert (tally.hits, tally.within, tally.over) == (750, 250, 500)
 
 
 class _Losing(Away):
@@ -465,7 +426,7 @@ class _Losing(Away):
 async def test_a_settle_whose_answer_is_lost_is_sent_again_and_counts_once(tmp_path: Path) -> None:
     """It is sent until an answer comes; what was counted already is not counted again."""
     asking = Asking(tmp_path, RULES, store=_Losing())
-    gateway = _Direct(asking)
+    gateway = Direct(asking)
     held = await gateway.reserve(600, "user=a")
 
     await gateway.commit(held, 200, "user=a")
@@ -477,7 +438,7 @@ async def test_a_settle_whose_answer_is_lost_is_sent_again_and_counts_once(tmp_p
 async def test_reserving_holds_nobody_up(tmp_path: Path) -> None:
     """However many reservations come at once, two are made in a round of the event loop at most."""
     ends = Ends(Asking(tmp_path, RULES))
-    message = ReserveRequest(domain="llm", descriptors=_descriptors(("user=a",)), amount=1)
+    message = ReserveRequest(domain="llm", descriptors=descriptors(("user=a",)), amount=1)
     call = message.SerializeToString()
     path = f"/{RESERVING_SERVICE}/Reserve"
     come(

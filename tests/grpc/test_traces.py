@@ -10,12 +10,14 @@ import pytest
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
+from ratelimit_service import compiled
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.grpc.h2.connection import Calls
 from ratelimit_service.model import Code, Request
 from ratelimit_service.observability.health import Health, Phase
 from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Headers, Traced
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.grpc.counted_work import work_of
 from tests.grpc.h2_client import Client
 from tests.grpc.transports import TRANSPORTS
 from tests.service.asking import Asking, Heard, descriptor
@@ -200,6 +202,23 @@ def test_parents_of_blocks_that_are_alike() -> None:
         data += client.headers(extra) + client.data()
 
     assert traces(client, data) == told
+
+
+@pytest.mark.skipif(compiled(), reason="its calls cannot be counted")
+def test_to_hear_who_traces_takes_few_steps() -> None:
+    """Calls with a trace each are taken together, also where somebody asks who makes them."""
+    work = []
+    for wanted in (False, True):
+        client = Client()
+        client.settle()
+        calls = [
+            client.headers([("traceparent", PARENT.format(number))]) + client.data()
+            for number in range(110)
+        ]
+        client.connection.receive(b"".join(calls[:10]))
+        client.connection.callers.wanted = wanted
+        work.append(work_of(lambda: client.connection.receive(b"".join(calls[10:]))))  # noqa: B023
+    assert work[1] - work[0] <= 4 * 100
 
 
 def test_a_parent_that_is_not_coded_right() -> None:

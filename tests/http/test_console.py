@@ -19,6 +19,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import ShardState
 from tests.http.conftest import AdminSite, StartSite
 from tests.servers.chromium import Chromium
+from tests.service.reserving import Gateway
 from tests.waiting import PATIENCE_SECONDS
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -227,4 +228,43 @@ async def test_rows_fill_forms(
     assert overridden == ""
     assert "local (127.0.0.1) override grant " in changes
     assert f"edge user={TYPED}, 4 hits" in changes
+    assert chromium.faults == []
+
+
+async def test_what_is_held(
+    start_site: StartSite, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inspect lists reservations, the first to end first, of many only some.
+
+    A denial says that hits are held, or that there are too many for one reservation.
+    """
+    monkeypatch.setattr(feed, "_SECONDS", 0.5)
+    limit = "{unit: day, requests_per_unit: 100, reservations: true}"
+    rules = f"domain: edge\ndescriptors: [{{key: stream, rate_limit: {limit}}}]"
+    site = await start_site(rules=rules, sockets=at_port())
+    gateway = Gateway(site.asking, "edge")
+    held = await gateway.reserve(30, "stream=x", seconds=20)
+    for _ in range(21):
+        await gateway.reserve(3, "stream=x", seconds=60)
+    await asyncio.to_thread(chromium.visit, f"{site.url}/")
+    await shown(chromium, text_of("#state"), lambda result: result == "serving")
+    for name, value in (("domain", "edge"), ("descriptor", "stream=x")):
+        fill = f"document.querySelector('#explain-{name}').value = '{value}'"
+        await asyncio.to_thread(chromium.run, fill)
+    await asyncio.to_thread(
+        chromium.run, "document.querySelector('#explain-form [value=inspect]').click()"
+    )
+    inspected = await shown(chromium, text_of("#explanation"), lambda result: "used" in result)
+    await shown(chromium, text_of("#ok"), lambda result: result == "0")
+    await gateway.reserve(8, "stream=x")
+    await gateway.reserve(101, "stream=y")
+    denials = await shown(chromium, text_of("#denial-list"), lambda text: "stream=y" in text)
+
+    assert "100 per day are used up or held; rule stream" in denials
+    assert "one reservation may not hold 101 of 100 per day; rule stream" in denials
+    assert "0 used, 93 held by 22 reservations, 7 left" in inspected
+    lines = inspected.splitlines()
+    listed = [line for line in lines if line.startswith("reservation ")]
+    assert (len(listed), listed[0]) == (20, f"reservation {held[:8]}: 30 held, ends in 20 s")
+    assert "and 2 more" in lines
     assert chromium.faults == []

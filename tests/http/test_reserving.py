@@ -38,18 +38,26 @@ def test_reserve_and_settle(service: ServiceProcess) -> None:
     """200 with an id, 429 without room; a settle says whether anything was held."""
     held = ask(service, "/json/reserve", amount=800, ttl="60s")
     denied = ask(service, "/json/reserve", amount=201)
+    too_large = ask(service, "/json/reserve", amount=1_001)
     reservation_id = json.loads(held.text)["reservationId"]
     settled = [
         ask(service, "/json/settle", reservationId=reservation_id, actualAmount=650)
         for _ in range(2)
     ]
 
-    for answer, name in ((held, "Reserve"), (denied, "Reserve"), (settled[0], "Commit")):
+    for answer, name in (
+        (held, "Reserve"),
+        (denied, "Reserve"),
+        (too_large, "Reserve"),
+        (settled[0], "Commit"),
+    ):
         valid(of(f"{name}Response"), json.loads(answer.text))
     valid(of("ReserveRequest"), {**ALICE, "amount": 800, "ttl": "60s"})
     valid(of("CommitRequest"), {**ALICE, "reservationId": "5e1f", "actualAmount": 650})
     assert (held.status, json.loads(held.text)["code"]) == (200, "OK")
     assert (denied.status, json.loads(denied.text)) == (429, {"code": "OVER_LIMIT"})
+    assert too_large.status == 429
+    assert json.loads(too_large.text) == {"code": "OVER_LIMIT", "tooLarge": True}
     assert [each.status for each in settled] == [200, 200]
     assert [json.loads(each.text)["reservationReleased"] for each in settled] == [True, False]
     assert json.loads(service.decide("llm", 350, user="alice").text)["overallCode"] == "OK"

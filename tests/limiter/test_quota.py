@@ -28,6 +28,7 @@ descriptors:
 - key: several
   rate_limits: [{unit: second, requests_per_unit: 3}, {unit: hour, requests_per_unit: 3}]
 - {key: slots, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: concurrency}}
+- {key: held, rate_limit: {unit: minute, requests_per_unit: 3, reservations: true}}
 - {key: counted, rate_limit: {unit: minute, requests_per_unit: 3, count_denied: true}}
 - {key: queued, on_limit: enqueue, rate_limit: {unit: minute, requests_per_unit: 3}}
 - {key: quota, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
@@ -88,6 +89,7 @@ async def test_the_longest_wait_counts(tmp_path: Path) -> None:
     "descriptors",
     [
         ["slots=a"],
+        ["held=a"],
         ["counted=a"],
         ["queued=a"],
         ["quota=a"],
@@ -100,7 +102,7 @@ async def test_the_longest_wait_counts(tmp_path: Path) -> None:
 async def test_where_nothing_is_said(tmp_path: Path, descriptors: list[str | Descriptor]) -> None:
     """Not where a later try may pass, or where the service has to hear of each try."""
     asking = Asking(tmp_path, RULES, settings=TOLD)
-    for key in ("slots", "counted", "queued", "quota", "fixed", "shadow"):
+    for key in ("slots", "held", "counted", "queued", "quota", "fixed", "shadow"):
         await ask(asking, descriptor(f"{key}=a", addend=3))
 
     answer = await ask(asking, *descriptors)

@@ -2,7 +2,8 @@
 
 Each rule stands beside the sentence of `docs/rules.md` that it comes from. Nothing of the
 service is imported: requests are `Asked`, what they mean is `meaning`'s, and counting is
-`counting`'s.
+`counting`'s. It is long because one request meets all of these rules, in the order in which they
+stand here.
 """
 
 from __future__ import annotations

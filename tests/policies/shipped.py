@@ -52,9 +52,14 @@ def configured() -> Config:
     config = shipped_config()
     ratelimit_filter(config)["timeout"] = "5s"
     mcp = {"@type": "type.googleapis.com/envoy.extensions.filters.http.mcp.v3.Mcp"}
-    http_manager(config)["http_filters"].insert(
-        0, {"name": "envoy.filters.http.mcp", "typed_config": mcp}
-    )
+    lua = {"@type": "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua"}
+    limiting, *rest = http_manager(config)["http_filters"]
+    http_manager(config)["http_filters"] = [
+        {"name": "envoy.filters.http.mcp", "typed_config": mcp},
+        limiting,
+        {"name": "envoy.filters.http.lua", "typed_config": lua},
+        *rest,
+    ]
     http_manager(config)["route_config"]["virtual_hosts"] = [
         {
             "name": policy.name,

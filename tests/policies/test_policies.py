@@ -269,6 +269,32 @@ def mcp(client: Client) -> None:
     assert client.ask("/mcp", x_agent="coder") == 200
 
 
+def money(client: Client) -> None:
+    """The rest of an estimate is given back, if the answer says its cost and was admitted."""
+    ask = partial(client.ask, "/v1/chat", x_team="web", x_agent="coder")
+    client.spend(100_000, team="web", agent="coder")
+    usage = {"prompt_tokens": 1_000_000, "completion_tokens": 50_000}  # 3 dollars
+    answer = json.dumps({"model": "large", "usage": usage})
+    assert ask(x_estimate="100000", answer_body=answer) == 200
+    wait_until(lambda: ask(x_estimate="70000") == 200, "the rest to be given back")
+    assert [ask(x_estimate="1", answer_body=answer) for _ in "12"] == [429, 429]
+
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search"}}
+    tool = partial(
+        client.ask,
+        "/mcp",
+        "POST",
+        json.dumps(call),
+        x_team="web",
+        x_agent="writer",
+        content_type="application/json",
+        accept="application/json, text/event-stream",
+    )
+    assert tool() == 200
+    client.spend(49_900, team="web", agent="writer", tool="search")
+    assert tool() == 429
+
+
 def sign_ups(client: Client) -> None:
     """Five for an address, more for a campus, none with throwaway mail."""
     caller = {"x_forwarded_for": "203.0.113.9", "x_mail_domain": "post.example"}
@@ -310,6 +336,7 @@ ENFORCED: dict[str, Enforced] = {
     "llm": llm,
     "login": login,
     "mcp": mcp,
+    "money": money,
     "plans": plans,
     "posts": posts,
     "shopify": shopify,

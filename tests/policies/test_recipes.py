@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ratelimit_client import SyncLimiter
+from ratelimit_client import DeniedError, SyncLimiter
 from ratelimit_service.cli.results import FORMATS
 from ratelimit_service.cli.words import parse_descriptor
 from ratelimit_service.rule_lab.simulation.cases import read_cases
 from ratelimit_service.rule_lab.simulation.rule_test_run import RuleTestRun
+from tests.deploy.test_monitoring import promtool
 from tests.policies.shipped import POLICIES, TOP
 from tests.ratelimit_client.live import Live
 from tests.servers.service import ServiceProcess
@@ -32,6 +34,7 @@ EXPECTED = {
     "llm-budget": [PASSES, DENIED, DENIED],
     "login": [DENIED, PASSES],
     "mcp": [PASSES, DENIED, PASSES],
+    "money": [PASSES, DENIED, PASSES, PASSES],
     "tiers": [PASSES, DENIED, PASSES],
     "two-limits": [DENIED],
 }
@@ -149,7 +152,9 @@ def test_the_list_has_every_recipe() -> None:
 def test_program_of_the_llm_budget(tmp_path: Path) -> None:
     """The program of the page holds its estimate during an answer, then counts what it took."""
     page = (HOW_TO / "llm-budget.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program, streaming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    example = (TOP / "examples" / "middleware" / "llm_gateway.py").read_text()
+    assert textwrap.indent(streaming, 8 * " ") in example
     names: dict[str, object] = {}
     exec(program, names)
     answer = names["answer"]
@@ -171,6 +176,60 @@ def test_program_of_the_llm_budget(tmp_path: Path) -> None:
     live.close()
 
     assert left == [30_000 - 501, 30_000 - 120]
+
+
+def test_program_and_alarms_of_money(tmp_path: Path) -> None:
+    """The program holds a price and counts what was due; alarms read what moves in its turn."""
+    page = (HOW_TO / "money.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (alarms,) = re.findall(r"```yaml\n(groups:.*?)```", page, re.DOTALL)
+    made = tmp_path / "alarms.yaml"
+    made.write_text(alarms)
+    promtool("check", "rules", str(made))
+    read = re.findall(r"\((ratelimit_\w+)\{(.*?)\}", alarms)
+    names: dict[str, object] = {}
+    exec(program, names)
+    answer = names["answer"]
+    assert callable(answer)
+    service = ServiceProcess(
+        tmp_path, "--rules", str(TOP / "examples" / "policies" / "money" / "money.yaml")
+    )
+    service.start()
+
+    def moved() -> list[bool]:
+        """Whether what an alarm reads of the team is above 0."""
+        found = []
+        for name, labels in read:
+            series = f'{re.escape(name)}{{{labels.replace(", ", ",")},value="\\w+=web"}} (\\S+)'
+            values = re.findall(series, service.get("/metrics").text)
+            found.append(any(float(value) for value in values))
+        return found
+
+    with SyncLimiter(service.address, domain="money", deadline=30, on_failure="raise") as limiter:
+
+        def left() -> int | None:
+            return limiter.check(team="web", cost=0).remaining
+
+        def model(prompt: str, max_tokens: int) -> tuple[str, int, int]:
+            assert left() == 5_000_000 - 1_050  # 40,000 and 500 tokens at most
+            return f"{prompt[:4]} {max_tokens}", 100, 200
+
+        said = [moved()]
+        assert answer(limiter, "web", "coder", "tell" * 10_000, model) == "tell 500"
+        assert left() == 5_000_000 - 23  # 22.5 of them, rounded up
+        for spent in (2_400_000, 200_000, 1_500_000, 899_977):
+            limiter.reserve(team="web", cost=spent).settle(spent)
+            limiter.charge({"half": "web"}, {"most": "web"}, cost=spent)
+            said.append(moved())
+        with pytest.raises(DeniedError):
+            limiter.reserve(team="web", cost=1)
+        said.append(moved())
+    service.kill()
+
+    none, half, most, spent_all = (
+        [place < number for place in range(len(read))] for number in range(4)
+    )
+    assert said == [none, none, half, most, most, spent_all]
 
 
 def test_program_of_the_microservice(tmp_path: Path) -> None:

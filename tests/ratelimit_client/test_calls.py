@@ -186,6 +186,41 @@ def test_reserve_without_asyncio(taking: Live, way: str, name: str) -> None:
         assert limiter.check(stream=name, cost=0).remaining == 200
 
 
+async def test_a_reservation_is_extended(live: Live, way: str, name: str) -> None:
+    """It is held for as long as is asked for, and longer if it is asked for again."""
+    async with connect(live, way) as limiter:
+        async with limiter.reserve(stream=name, cost=800, ttl=10.5) as budget:
+            live.asking.now_us += 10_499_999
+            assert await left(limiter, stream=name) == 200
+            live.asking.now_us += 1
+            assert await left(limiter, stream=name) == 1_000
+            others = await limiter.reserve(stream=name, cost=700)
+            assert not await budget.extend(60)
+            await others.settle(0)
+            extended = await budget.extend(60)
+            assert await budget.extend()
+            live.asking.now_us += 599_000_000
+            assert await left(limiter, stream=name) == 200
+            budget.spend(50)
+        assert await left(limiter, stream=name) == 950
+        assert await budget.extend(60)
+        assert await left(limiter, stream=name) == 950
+        charged = await limiter.reserve(tokens=name, cost=800, ttl=1)
+        assert await charged.extend(1) is charged.decision
+        assert await left(limiter, tokens=name) == 200
+
+    assert extended.reservation == budget.decision.reservation
+
+
+async def test_a_reservation_that_is_too_large(live: Live, way: str, name: str) -> None:
+    """Who waits for more than the limit lets any reservation hold is told that it does not help."""
+    async with connect(live, way) as limiter:
+        with pytest.raises(DeniedError, match="one reservation may not hold so much") as denied:
+            await limiter.reserve(stream=name, cost=1_001)
+
+    assert denied.value.decision.retry_after is None
+
+
 async def test_a_reservation_is_held_and_not_charged(live: Live, way: str, name: str) -> None:
     """More than was held counts whole, beyond the limit too."""
     async with connect(live, way) as limiter:

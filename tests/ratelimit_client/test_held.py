@@ -103,6 +103,48 @@ async def test_budget(reserved: int, actual: int, left: int) -> None:
     assert (await limiter.check(tokens="a", cost=0)).remaining == left
 
 
+async def test_budget_is_held_until_its_end() -> None:
+    """A virtual limiter holds as the service: until it is settled, or its time is over."""
+    limiter = virtual()
+    async with limiter.reserve(stream="a", cost=400, ttl=10) as budget:
+        limiter.clock.advance(9)
+        assert (await budget.extend(10)).reservation == budget.decision.reservation
+        limiter.clock.advance(9)
+        assert (await limiter.check(stream="a", cost=0)).remaining == 600
+        with pytest.raises(DeniedError):
+            await limiter.reserve(stream="a", cost=601)
+        with pytest.raises(DeniedError, match="may not hold so much"):
+            await limiter.reserve(stream="a", cost=1_001)
+        budget.spend(1_100)
+    assert not await limiter.check(stream="a", cost=0)
+
+    await limiter.reserve(stream="b", cost=400, ttl=10)
+    limiter.clock.advance(10)
+    assert (await limiter.check(stream="b", cost=0)).remaining == 1_000
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 31_536_001])
+async def test_what_is_no_time_to_live(ttl: float) -> None:
+    """It is refused before anything is asked, and what is allowed is said."""
+    line = Broken()
+    budget = await line.limiter().reserve(stream="a", cost=1)
+    with pytest.raises(BadRequestError, match="seconds above 0 and up to a year"):
+        await line.limiter().reserve(stream="a", cost=1, ttl=ttl)
+    with pytest.raises(BadRequestError, match="or None for the longest"):
+        await budget.extend(ttl)
+    assert len(line.asked) == 1
+
+
+async def test_extending_is_tried_again() -> None:
+    """A lost answer does no harm: it takes the place of what it held before."""
+    line = Broken(None, LOST, UNSENT)
+    limiter = line.limiter()
+    budget = await limiter.reserve(stream="a", cost=400)
+
+    assert await budget.extend(60)
+    assert (await limiter.check(stream="a", cost=0)).remaining == 600
+
+
 async def test_budget_that_is_settled_by_hand() -> None:
     """Each settling says what was used in all, and charges the difference."""
     limiter = virtual()

@@ -1,4 +1,7 @@
-"""Hints of lint: what is allowed in rules, and yet is hardly meant."""
+"""Hints of lint: what is allowed in rules, and yet is hardly meant.
+
+It is long because each hint has its test, with rules that earn it and rules that do not.
+"""
 
 from __future__ import annotations
 

@@ -99,8 +99,7 @@ def test_what_costs_much_is_done_in_several_turns(kind: str) -> None:
     overrides.add(override(1, long + "*"))
     values = [f"{number}-" + "x" * 400 for number in range(200)]
     turns = 1
-    EFFORT.renew({})
-    EFFORT.bounded = True
+    EFFORT.begin({})
     try:
         done = 0
         while done < len(values):
@@ -113,9 +112,8 @@ def test_what_costs_much_is_done_in_several_turns(kind: str) -> None:
             except EffortSpentError:
                 done = 0
                 turns += 1
-                EFFORT.renew(EFFORT.results)
+                EFFORT.begin(EFFORT.results)
     finally:
-        EFFORT.bounded = False
-        EFFORT.renew({})
+        EFFORT.end()
 
     assert 2 < turns < 50

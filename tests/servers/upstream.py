@@ -27,12 +27,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _answer(self) -> None:
-        body = json.dumps({key.lower(): value for key, value in self.headers.items()}).encode()
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        body = headers.pop("answer-body", json.dumps(headers)).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
-        for name, value in self.headers.items():
-            if name.lower().startswith("answer-"):
-                self.send_header(name.lower().removeprefix("answer-"), value)
+        for name, value in headers.items():
+            if name.startswith("answer-"):
+                self.send_header(name.removeprefix("answer-"), value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -63,7 +64,10 @@ class _Server(ThreadingHTTPServer):
 
 
 class Upstream:
-    """An HTTP server in a thread; a request's `answer-x: 1` comes back as `x: 1`."""
+    """An HTTP server in a thread; a request's `answer-x: 1` comes back as `x: 1`.
+
+    That of `answer-body` is the answer's body.
+    """
 
     def __init__(self) -> None:
         self._server = _Server()

@@ -11,6 +11,7 @@ from ratelimit_service.model import Code
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
+from tests.service.reserving import Gateway
 from tests.stores.conftest import Time
 from tests.stores.leasing import Process, two_processes
 
@@ -21,6 +22,8 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 200, sync: leased}
 - key: plan
   rate_limit: {unit: hour, requests_per_unit: 2}
+- key: stream
+  rate_limit: {unit: hour, requests_per_unit: 200, sync: leased, reservations: true}
 """
 
 
@@ -135,3 +138,23 @@ async def test_in_memory_a_leased_limit_is_exact(tmp_path: Path) -> None:
     asking = Asking(tmp_path, _RULES)
 
     assert await passed(asking, 250, "user=bob") == 200
+
+
+async def test_reservations_beside_leased_limits(
+    tmp_path: Path, two: list[Process], clock: Time
+) -> None:
+    """With reservations every hit asks Redis; without them a reservation only asks, and settles."""
+    one, other = [serving(tmp_path, process, clock) for process in two]
+    first, second = Gateway(one, "edge"), Gateway(other, "edge")
+
+    held = await first.reserve(150, "stream=a")
+    assert not await second.reserve(51, "stream=a")
+    assert await passed(other, 51, "stream=a") == 50
+    assert await second.commit(held, 100, "stream=a")
+    assert await passed(one, 51, "stream=a") == 50
+    assert two[0].stats.leased_hits["spent"] == two[1].stats.leased_hits["spent"] == 0
+
+    for gateway in (first, second):
+        assert await gateway.reserve(200, "user=bob")
+    assert not await first.commit(await first.reserve(150, "user=bob"), 150, "user=bob")
+    assert await passed(one, 51, "user=bob") == 50

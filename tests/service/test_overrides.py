@@ -13,14 +13,7 @@ import pytest
 from ratelimit_service import wire
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.decision_log.line import line_of
-from ratelimit_service.model import (
-    SECOND_US,
-    Code,
-    FailurePolicy,
-    Hit,
-    Request,
-    read_override,
-)
+from ratelimit_service.model import SECOND_US, Code, FailurePolicy, Hit, Request, read_override
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.local_cache import LocalCache
@@ -126,13 +119,8 @@ async def test_grants_are_spent_first_and_go_with_the_window(asking: Asking) -> 
     grant = override(GRANT, number=3)
     asking.service.overrides.add([grant])
 
-    assert [(await asking.ask("user=bob")).statuses[0].remaining for _ in range(5)] == [
-        4,
-        3,
-        2,
-        1,
-        0,
-    ]
+    remaining = [(await asking.ask("user=bob")).statuses[0].remaining for _ in range(5)]
+    assert remaining == [4, 3, 2, 1, 0]
     assert not await passes(asking)
     asking.now_us += 60 * SECOND_US
     assert await passed(asking, 5) == 2
@@ -201,6 +189,14 @@ async def test_grants_of_one_caller_add_up(asking: Asking) -> None:
     asking.service.overrides.add([override(GRANT, number=3), override(GRANT, number=2)])
 
     assert await passed(asking, 10) == 7
+
+
+async def test_each_caller_has_a_grant_of_its_own(asking: Asking) -> None:
+    """A grant to a pattern gives its hits to each caller, also to several of one request."""
+    asking.service.overrides.add([override(GRANT, "user=b*", 1)])
+    codes = [(await asking.ask("user=bob", "user=ben")).code for _ in range(4)]
+    assert codes == [Code.OK, Code.OK, Code.OK, Code.OVER_LIMIT]
+    assert await passed(asking, 5, "user=bill") == 3
 
 
 async def test_what_remains_has_all_grants_in_it(asking: Asking) -> None:
@@ -325,7 +321,6 @@ async def test_decision_metadata_says_by_override(tmp_path: Path) -> None:
     asking = Asking(tmp_path, RULES, settings=Settings(decision_metadata=True))
     asking.service.overrides.add([override(BAN)])
     metadata = (await asking.ask("user=bob")).metadata
-
     assert metadata is not None
     decided = metadata["decided"]
     assert isinstance(decided, Mapping)

@@ -1,4 +1,7 @@
-"""The table of cases that every store must answer alike: time and hits in, outcomes out."""
+"""The table of cases that every store must answer alike: time and hits in, outcomes out.
+
+It is long because it is one table.
+"""
 
 from __future__ import annotations
 

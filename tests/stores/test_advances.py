@@ -1,4 +1,7 @@
-"""Leased limits on a real Redis: processes hold counted parts, and nobody gets more."""
+"""Leased limits on a real Redis: processes hold counted parts, and nobody gets more.
+
+It is long because it follows such a part from when it is given until it is spent or handed back.
+"""
 
 from __future__ import annotations
 

@@ -57,6 +57,9 @@ class Bytes:
     def __init__(self, pieces: int, take: Callable[[], None] = take_a_turn) -> None:
         self._pieces, self._take, self.handled = pieces, take, 0
 
+    def has_much(self) -> bool:
+        return False
+
     def ready(self, since_us: int, events: int) -> bool:
         return True
 

@@ -22,6 +22,7 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.redis import RedisStore
 from tests.service.asking import Asking, Away
+from tests.service.reserving import Gateway
 from tests.stores.cases import T
 from tests.stores.conftest import Time
 
@@ -255,3 +256,66 @@ async def test_a_store_that_is_away_is_said_to_be(tmp_path: Path, memory: Memory
     here = replace(deciding(asking, memory), look_at=nothing)
     with pytest.raises(QuestionError, match="the store does not say"):
         await inspected(here, ("user", "ann"))
+
+
+STREAMS = """
+domain: llm
+descriptors:
+- key: user
+  rate_limits:
+  - {name: minute, unit: minute, requests_per_unit: 100, reservations: true}
+  - {name: day, unit: day, requests_per_unit: 500, reservations: true, max_reservation_ttl: 5s}
+  - {name: year, unit: year, requests_per_unit: 5000}
+"""
+
+
+async def test_holds_are_told_one_by_one(store: Store, clock: Time, tmp_path: Path) -> None:
+    """What each reservation holds beside a counter and until when, the first to end first.
+
+    Of an id so much is told as logs have. Settled and ended ones hold nothing.
+    """
+    asking = Asking(tmp_path, STREAMS, store=store, clock=clock)
+    gateway = Gateway(asking)
+    held = [await gateway.reserve(hits, "user=ann", seconds=30 - hits) for hits in (3, 10, 20, 7)]
+    await gateway.commit(held[3], 5, "user=ann")
+    clock.now_us += 4 * SECOND_US
+    here = deciding(asking, store)
+
+    minute, day, year = (await inspected(here, ("user", "ann"), domain="llm"))["counters"]
+
+    ids = [each[:8] for each in held]
+    assert (minute["count"], minute["held"], minute["held_by"], minute["remaining"]) == (
+        5,
+        33,
+        3,
+        62,
+    )
+    assert minute["holds"] == [
+        {"id": ids[2], "hits": 20, "ends_seconds": 6},
+        {"id": ids[1], "hits": 10, "ends_seconds": 16},
+        {"id": ids[0], "hits": 3, "ends_seconds": 23},
+    ]
+    assert {each["ends_seconds"] for each in day["holds"]} == {1}
+    assert "held" not in year
+    assert "holds" not in year
+
+    clock.now_us += 6 * SECOND_US
+    minute, day, _ = (await inspected(here, ("user", "ann"), domain="llm"))["counters"]
+    assert [each["hits"] for each in minute["holds"]] == [10, 3]
+    assert (day["held"], day["held_by"], day["holds"]) == (0, 0, [])
+
+
+async def test_of_many_holds_some_are_told(store: Store, clock: Time, tmp_path: Path) -> None:
+    """All are counted, however many settled ids lie between them."""
+    asking = Asking(tmp_path, STREAMS.replace("100,", "5000,"), store=store, clock=clock)
+    gateway = Gateway(asking)
+    for _ in range(1_050):
+        await gateway.commit(await gateway.reserve(1, "user=ann", seconds=60), 0, "user=ann")
+    clock.now_us += 605 * SECOND_US
+    for _ in range(120):
+        await gateway.reserve(1, "user=ann", seconds=60)
+
+    told = await inspected(deciding(asking, store), ("user", "ann"), domain="llm")
+
+    minute = told["counters"][0]
+    assert (minute["held"], minute["held_by"], len(minute["holds"])) == (120, 120, 100)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.leased_simulated import DEMANDS, simulated
+from benchmarks.leased_simulated import DEMANDS, Load, simulated
+from benchmarks.scale import Case, sent
 from ratelimit_service.model import Limit, Unit
 
 _every_demand = pytest.mark.parametrize("demand", DEMANDS)
@@ -21,7 +22,7 @@ def test_no_window_admits_too_much_or_much_too_little(
     """Never above the limit. At most 5 % of what could be admitted is not, and at most one hit."""
     limit = Limit(number, Unit.MINUTE)
 
-    found = simulated(limit, processes, DEMANDS[demand], number * share // 100)
+    found = simulated(limit, processes, Load(DEMANDS[demand], number * share // 100))
 
     assert found.over == 0
     assert found.missing <= max(1, number * 5 // 100)
@@ -39,5 +40,21 @@ def test_few_hits_are_sent(
     """What is sent for each admitted hit, below the limit and when twice as much is offered."""
     limit = Limit(number, unit)
 
-    assert simulated(limit, processes, DEMANDS[demand], number * 95 // 100).sent <= below
-    assert simulated(limit, processes, DEMANDS[demand], number * 2).sent <= above
+    assert simulated(limit, processes, Load(DEMANDS[demand], number * 95 // 100)).sent <= below
+    assert simulated(limit, processes, Load(DEMANDS[demand], number * 2)).sent <= above
+
+
+@pytest.mark.parametrize("seconds", [1, 60])
+@pytest.mark.parametrize("number", [1_000, 10_000])
+@pytest.mark.parametrize(("processes", "active"), [(2, 2), (2, 1), (8, 8), (8, 1)])
+@pytest.mark.parametrize("share", [95, 200])
+def test_formulas_say_what_is_sent(
+    number: int, seconds: int, processes: int, active: int, share: int
+) -> None:
+    """By docs/scale.md's formulas two thirds to one and a half times as much is sent as it is."""
+    load = Load(DEMANDS["even" if active > 1 else "all on one"], number * share // 100)
+
+    found = simulated(Limit(number, Unit.SECOND, seconds), processes, load)
+
+    predicted = sent(Case(number, seconds, processes, active, share / 100))
+    assert 2 / 3 <= predicted / found.sent <= 3 / 2

@@ -1,4 +1,7 @@
-"""The failure policy `local`: each process's share, from zero, and handed back."""
+"""The failure policy `local`: each process's share, from zero, and handed back.
+
+It is long because it follows the counts from when the store goes until it has been told of them.
+"""
 
 from __future__ import annotations
 

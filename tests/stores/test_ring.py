@@ -1,4 +1,7 @@
-"""What a request comes to on a ring: counters on several shards, and shards that fail."""
+"""What a request comes to on a ring: counters on several shards, and shards that fail.
+
+It is long because each shard can fail at each step of a request, and every step is tried here.
+"""
 
 from __future__ import annotations
 

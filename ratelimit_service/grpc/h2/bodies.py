@@ -137,7 +137,7 @@ class Bodies:
             message = bytes(stream.body[PREFIX_BYTES:])
             stream.readable = Readable.ENOUGH
             self._let_go(stream)
-            add_calls(events, stream.head, [stream_id], [message], stream.caller)
+            add_calls(events, stream.head, [stream_id], [message], stream.origins())
         else:
             self._open_window(stream_id, stream)
 
@@ -164,7 +164,7 @@ class Bodies:
             self._sender.finish(stream_id, error.code, str(error))
             return
         self._let_go(stream)
-        add_calls(events, stream.head, [stream_id], [message], stream.caller)
+        add_calls(events, stream.head, [stream_id], [message], stream.origins())
 
     def _let_go(self, stream: Stream) -> None:
         """Forgets a body that is handed on."""

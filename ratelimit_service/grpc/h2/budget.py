@@ -48,7 +48,7 @@ class Budget:
     """What a connection has cost in this second, and what is kept for it."""
 
     def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+        self.memory = memory
         self._spent_us = 0
         """Below 0 if answered calls have made up for more than was spent."""
         self.worked_us = 0
@@ -75,15 +75,15 @@ class Budget:
     def hold(self, size: int) -> None:
         """Counts so many more bytes as kept; fewer if `size` is negative."""
         self.held += size
-        self._memory.held += size
+        self.memory.held += size
 
     @property
     def holds_too_much(self) -> bool:
         """Whether the client makes us keep more than it may."""
-        held, memory = self.held, self._memory
+        held, memory = self.held, self.memory
         return held > HELD_BYTES or (memory.held > memory.most and held > memory.share)
 
     def forget(self) -> None:
         """Forgets what is kept: the connection is gone."""
-        self._memory.held -= self.held
+        self.memory.held -= self.held
         self.held = 0

@@ -16,8 +16,9 @@ from ratelimit_service.eventloop.scheduler import Scheduler
 from ratelimit_service.grpc.h2.admission import FRESH_US, NEVER_US, too_slow
 from ratelimit_service.grpc.h2.budget import Memory
 from ratelimit_service.grpc.h2.connection import Connection, Event, Methods
+from ratelimit_service.grpc.h2.costs import LONG_BYTES
 from ratelimit_service.grpc.h2.frames import ErrorCode
-from ratelimit_service.grpc.h2.limits import BLOCKED_SECONDS, HANDSHAKE_SECONDS
+from ratelimit_service.grpc.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.grpc.h2.presence import Presence
 from ratelimit_service.net.channel import Channel
 
@@ -85,8 +86,7 @@ class Client:
         self.scheduler = scheduler
         self.channel = channel
         self._closed = closed
-        self._memory = memory or Memory()
-        self.connection = Connection(methods, self._memory)
+        self.connection = Connection(methods, memory)
         self.presence = Presence(self.connection, scheduler.loop.time())
         self._waiting = self._lost = False
         """Whether a visit is due, and whether the connection is gone."""
@@ -96,8 +96,6 @@ class Client:
         """Between which times, by `elapsed_us`, that has come which is handled next."""
         self.flushing = False
         """Whether what is said is written soon anyhow."""
-        self._leaving = 0
-        """For how many seconds its last words have waited to be sent."""
         self.used_us = 0
         """How much time it has taken, for the scheduler to compare."""
         self.undecided = self._most = self._most_before = 0
@@ -129,6 +127,10 @@ class Client:
             channel.more = True
         return self._is_due()
 
+    def has_much(self) -> bool:
+        """Whether to handle what has come takes longer than a call or two, as a TLS handshake."""
+        return not self.connection.greeted or self.channel.left() > LONG_BYTES
+
     def _is_due(self) -> bool:
         """Whether there is something to be handled, and no visit is due yet; from now on it is."""
         if self._waiting or self._steps or self._lost or self.connection.congested:
@@ -149,7 +151,7 @@ class Client:
     def _handle(self, now_us: int, most: int, each_us: int, alone: bool) -> None:
         connection, channel = self.connection, self.channel
         data, before = b"", 0
-        if connection.has_more:
+        if connection.cut_short or not channel.more:
             before = connection.unhandled
         else:
             data = channel.read()
@@ -239,11 +241,12 @@ class Client:
             return
         closing = connection.life.closing
         output = connection.take_output()
-        if output and not self._leaving:
-            channel.write(output)
-        if closing and not self._leaving:
-            self._leaving = 1
-            channel.end()
+        if not self.presence.leaving:
+            if output:
+                channel.write(output)
+            if closing:
+                self.presence.leaving = 1
+                channel.end()
         if closing or channel.unsent or channel.gone or connection.congested:
             self._written()
 
@@ -255,7 +258,7 @@ class Client:
         elif channel.unsent != connection.congested:
             # The client does not read, so we do not read from it; or it does again.
             connection.congested = channel.unsent
-            self._memory.paused_unread += channel.unsent
+            connection.budget.memory.paused_unread += channel.unsent
             self.scheduler.watch_writes(channel.socket, blocked=channel.unsent)
 
     def flush_soon(self) -> None:
@@ -308,9 +311,6 @@ class Client:
         gone = self.presence.look(now, max_age)
         if not self.channel.agreed:
             gone = gone or self.presence.age(now) > HANDSHAKE_SECONDS
-        if self._leaving:
-            self._leaving += 1
-            gone = gone or self._leaving > BLOCKED_SECONDS
         self.flush()
         if gone:
             self.abort()

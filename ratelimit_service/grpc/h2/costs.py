@@ -71,9 +71,6 @@ REFLECT_US: Final = 40
 """A message of a streaming call: its answer describes a file, and all that it imports. It is the
 call's own work, too."""
 
-LARGE_BYTES: Final = 4_096
-"""A message above this is no usual call: it may take longer than all else in a turn."""
-
 LONG_BYTES: Final = 512
 """A message above this may have so many descriptors, of eight bytes at least, that to decide it
 takes a millisecond or more."""

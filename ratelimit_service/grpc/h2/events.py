@@ -54,15 +54,18 @@ def add_calls(
     head: Head,
     stream_ids: list[int],
     messages: list[bytes],
-    caller: CallOrigin | None,
+    origins: list[CallOrigin] | None,
 ) -> None:
     """Adds calls with the same headers, together with those just before them if it can be."""
     last = events[-1] if events else None
-    if isinstance(last, Calls) and last.head is head and (last.origins is None) is (caller is None):
+    if (
+        isinstance(last, Calls)
+        and last.head is head
+        and (last.origins is None) is (origins is None)
+    ):
         last.stream_ids += stream_ids
         last.messages += messages
-        if last.origins is not None and caller is not None:
-            last.origins += [caller] * len(stream_ids)
+        if last.origins is not None and origins is not None:
+            last.origins += origins
         return
-    origins = None if caller is None else [caller] * len(stream_ids)
     events.append(Calls(head, stream_ids, messages, origins))

@@ -27,6 +27,8 @@ class Presence:
         self._blocked_since: float | None = None
         self._delivered = 0
         """How many bytes of answers the client had taken when this was last checked."""
+        self.leaving = 0
+        """For how many seconds our last words have waited to be sent."""
 
     def look(self, now: float, max_age: float) -> bool:
         """Tells the client to end what hangs or is too old, and pings it if it is silent.
@@ -51,7 +53,9 @@ class Presence:
             connection.ping()
         if max_age and now - self._opened_at > max_age:
             connection.shut_down()
-        return gone
+        if self.leaving:
+            self.leaving += 1
+        return gone or self.leaving > BLOCKED_SECONDS
 
     def age(self, now: float) -> float:
         """For how many seconds the client is here."""

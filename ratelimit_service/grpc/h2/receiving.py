@@ -155,31 +155,33 @@ class Receiver:
         streams, block = self._streams, data[at + FRAME_HEAD_BYTES : stop]
         usual = block == self._usual_block
         head = self._usual_head if usual else self._head_of(block)
+        if head is None:
+            return 0, 0
         room = MAX_STREAMS - len(streams.open) - len(streams.begun)
-        if head is None or room <= 0 or not stream_id & 1:
-            return 0, 0
-        if not streams.latest < stream_id <= MAX_WINDOW:
-            return 0, 0
         caller = self._callers.of(block) if self._callers.wanted else None
         if data.startswith(_MESSAGE_FOLLOWS, stop + 3):
             most = min(room, left_us // PIECE_US or 1)
-            if usual or caller is not None:
-                whole = runs.usual_calls(data, at, block, streams.latest, most)
+            if usual:
+                end, stream_ids, messages = runs.usual_calls(data, at, block, streams.latest, most)
+                origins = None if caller is None else [caller] * len(stream_ids)
             else:
                 recall = self._headers.recall
-                whole = runs.varied_calls(data, at, recall, head, streams.latest, most)
-            end, stream_ids, messages = whole
+                end, stream_ids, messages, blocks = runs.varied_calls(
+                    data, at, recall, head, streams.latest, most
+                )
+                origins = None if caller is None else [self._callers.of(each) for each in blocks]
             count = len(stream_ids)
             if count:
                 streams.hand_on(stream_ids)
                 self._consume(sum(map(len, messages)) + count * PREFIX_BYTES)
-                if events or caller is not None:
-                    add_calls(events, head, stream_ids, messages, caller)
+                if events:
+                    add_calls(events, head, stream_ids, messages, origins)
                 else:
-                    events.append(Calls(head, stream_ids, messages))
+                    events.append(Calls(head, stream_ids, messages, origins))
                 return end, count * PIECE_US
-        if self._budget.holds_too_much:
-            return 0, 0  # a call that may never be whole is refused
+        new = stream_id & 1 and streams.latest < stream_id <= MAX_WINDOW
+        if not new or room <= 0 or self._budget.holds_too_much:
+            return 0, 0  # so a call that may never be whole is refused
         streams.opens(stream_id)
         streams.begun[stream_id] = head, caller, b""
         return stop, PIECE_US
@@ -237,7 +239,8 @@ class Receiver:
         del streams.begun[stream_id]
         streams.open[stream_id] = None
         self._consume(length)
-        add_calls(events, head, [stream_id], [payload[PREFIX_BYTES:]], caller)
+        origins = None if caller is None else [caller]
+        add_calls(events, head, [stream_id], [payload[PREFIX_BYTES:]], origins)
         return True
 
     def _take(

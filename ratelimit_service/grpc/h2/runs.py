@@ -89,14 +89,16 @@ def varied_calls(
     head: Head,
     last_stream_id: int,
     most: int,
-) -> tuple[int, list[int], list[bytes]]:
+) -> tuple[int, list[int], list[bytes], list[bytes]]:
     """As `usual_calls`, with any header blocks that have this head, as those of callers who trace.
 
-    `head_of` tells the head of a block that can be told without reading it.
+    `head_of` tells the head of a block that can be told without reading it. Returns the blocks,
+    too.
     """
     at, end, last = start, len(data), last_stream_id
     streams: list[int] = []
     messages: list[bytes] = []
+    blocks: list[bytes] = []
     while at + FRAME_HEAD_BYTES <= end and len(streams) < most:
         numbers: tuple[int, int, int, int] = split_head(data, at)
         high, length, kind_and_flags, stream = numbers
@@ -113,6 +115,7 @@ def varied_calls(
         fields: tuple[int, int, int, int, int, int] = _MESSAGE_HEAD.unpack_from(data, stop)
         its_high, its_length, its_kind_and_flags, its_stream, packed, size = fields
         begins, after = stop + _MESSAGE_HEAD.size, stop + _MESSAGE_HEAD.size + size
+        block = data[begin:stop]
         if (
             its_kind_and_flags != END_STREAM
             or its_stream != stream
@@ -122,13 +125,14 @@ def varied_calls(
             or its_length > USUAL_BYTES - FRAME_HEAD_BYTES
             or after > end
             or length > MAX_FRAME_SIZE
-            or head_of(data[begin:stop]) is not head
+            or head_of(block) is not head
         ):
             break
         streams.append(stream)
         messages.append(data[begins:after])
+        blocks.append(block)
         last, at = stream, after
-    return at, streams, messages
+    return at, streams, messages, blocks
 
 
 _MESSAGE_HEAD: Final = struct.Struct(">BHHIBI")

@@ -90,3 +90,7 @@ class Stream:
         """How many bytes are kept for it."""
         self.waiting: deque[tuple[FrameType, bytes, bool]] = deque()
         """What flow control holds back: type, payload, and whether it ends the stream."""
+
+    def origins(self) -> list[CallOrigin] | None:
+        """Who made its one call, as `Calls` has it."""
+        return None if self.caller is None else [self.caller]

@@ -32,9 +32,9 @@ function item(said) {
 function why(said) {
   const parts = [];
   if (said.by === "count" && said.limit) {
-    const { requests_per_unit: requests, unit, unit_multiplier: times } = said.limit;
-    parts.push(`${requests} per ${times ? `${times} ${unit}s` : unit} are used up`);
-  } else if (said.by === "local_cache") parts.push("over its limit, remembered");
+    parts.push(`${limitText(said.limit)} are used up${said.limit.reservations ? " or held" : ""}`);
+  } else if (said.reserve?.too_large) parts.push(`one reservation may not hold ${said.reserve.hits} of ${limitText(said.limit)}`);
+  else if (said.by === "local_cache") parts.push("over its limit, remembered");
   else if (said.by === "policy") parts.push(byPolicy(said));
   else if (said.by === "nothing") parts.push("refused before it was counted");
   if (said.code !== "OVER_LIMIT") parts.push(said.code);
@@ -46,6 +46,10 @@ function why(said) {
   }
   if (said.caller) parts.push(`asked by ${said.caller}`);
   return parts.join("; ");
+}
+
+function limitText({ requests_per_unit: requests, unit, unit_multiplier: times }) {
+  return `${requests} per ${times ? `${times} ${unit}s` : unit}`;
 }
 
 /** What a failure policy has done, and why it was asked. */

@@ -4,6 +4,8 @@ import { get } from "./api.js";
 import { by, make } from "./dom.js";
 import { lasting, moment, overrideText } from "./words.js";
 
+const MOST_HOLDS = 20;
+
 let questions = 0;
 
 /** Shows the answer to the latest question; one that comes after a later question is dropped. */
@@ -37,11 +39,14 @@ function* standing({ why, rule, source, counters, overrides }) {
   yield make("ul", {}, ...overrides.map((each) => make("li", {}, `override ${overrideText(each)}`)));
 }
 
-function counterItem({ name, limit, unknown, count, remaining, over, ends, ends_seconds: seconds, by_override: deciders, rule_limit: ruled, grants, held_here: held }) {
-  const told = unknown ?? `${count} used${heldText(held)}, ${over ? "none" : remaining} left${ends ? `; ends in ${lasting(seconds)}, at ${moment(ends)}` : ""}`;
+function counterItem({ name, limit, unknown, count, remaining, over, ends, ends_seconds: seconds, by_override: deciders, rule_limit: ruled, grants, held_here: here, held, held_by: holders, holds }) {
+  const told = unknown ?? `${count} used${heldText(here)}${held ? `, ${held} held${holders === undefined ? "" : ` by ${holders} ${holders === 1 ? "reservation" : "reservations"}`}` : ""}, ${over ? "none" : remaining} left${ends ? `; ends in ${lasting(seconds)}, at ${moment(ends)}` : ""}`;
   const item = make("li", {}, `${name ? `${name}: ` : ""}${limit}: ${told}`);
   const lines = (deciders ?? []).map(({ kind, id }) => `decided by ${kind} ${id}; the rule has ${ruled}`);
   for (const { id, hits, remaining: left, ends: end } of grants ?? []) lines.push(`grant ${id}: ${left ?? "an unknown number"} of ${hits} hits left, until ${moment(end)}`);
+  const shown = (holds ?? []).slice(0, MOST_HOLDS);
+  for (const { id, hits, ends_seconds: left } of shown) lines.push(`reservation ${id}: ${hits} held, ends in ${lasting(left)}`);
+  if (holders > shown.length) lines.push(`and ${holders - shown.length} more`);
   item.append(make("ul", { class: "soft" }, ...lines.map((line) => make("li", {}, line))));
   return item;
 }

@@ -42,6 +42,6 @@ def _own_us(hit: Hit) -> int:
 
     That is nothing for who only looks, also at a queue without a rate, and on a grant.
     """
-    if not hit.addend or not hit.spec.queue:
+    if not hit.addend or not hit.spec.form.queue:
         return 0
     return -(-hit.addend * hit.spec.window_us // hit.spec.rate)

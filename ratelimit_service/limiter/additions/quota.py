@@ -27,7 +27,7 @@ class Quota(CountedAddition):
     def add(self, context: DecisionContext, extras: ResponseExtras) -> None:
         """Says nothing where it matters that the caller asks again, or where a later try may pass.
 
-        That is where denials are counted or queued, leases can come back at any time, processes
+        That is where denials are counted or queued, leases and holds can end at any time, processes
         hold parts of a limit that they may hand back, limits pay in turn, hits are given back, and
         what was not counted by the store.
         """
@@ -42,7 +42,7 @@ class Quota(CountedAddition):
                 if outcome is None or outcome.local or hit.count_denied:
                     return
                 if outcome.over and hit.mode is Mode.ENFORCED:
-                    if hit.spec.advances or not hit.spec.algorithm.cached:
+                    if hit.spec.advances or not hit.spec.cached:
                         return
                     holds_us = max(holds_us, outcome.reset_us)
         if holds_us:

@@ -238,7 +238,7 @@ def _schedule(limit: Limit) -> Schedule | None:
 def _form(limit: Limit) -> tuple[object, ...]:
     """The way to count, without the numbers that can be more or less."""
     spec = spec_of(limit)
-    form = spec.algorithm, spec.anchor, spec.buckets, spec.stepped, spec.queue, spec.own
+    form = spec.algorithm, spec.anchor, spec.buckets, spec.stepped, spec.form.queue, spec.own
     return *form, limit.grouping, limit.count_by
 
 

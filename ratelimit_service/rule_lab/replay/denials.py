@@ -428,11 +428,16 @@ def _count(decision: LoggedDecision) -> str:
             text = text.replace(" per ", " an " if limit.unit.name == "HOUR" else " a ", 1)
     except (KeyError, TypeError, ValueError, AttributeError):
         text = "a limit"
+    reserve, limit_fields = fields.get("reserve"), fields["limit"]
+    if isinstance(reserve, dict) and reserve.get("too_large"):
+        return f"{text}, of which one reservation may not hold {reserve.get('hits')}"
     if "used" not in fields:
         return f"{text}, {_WHY['policy']}"
     wait = lasting(whole_seconds(_reset_us(decision)))
     known = ", known without asking the store" if fields.get("by") == "local_cache" else ""
-    return f"{text}, {fields['used']} used, {wait} to wait{known}"
+    held = isinstance(limit_fields, dict) and limit_fields.get("reservations")
+    used = "used or held" if held else "used"
+    return f"{text}, {fields['used']} {used}, {wait} to wait{known}"
 
 
 def _clock(at_us: int, day_us: int) -> str:

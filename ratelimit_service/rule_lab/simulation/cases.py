@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ratelimit_service.settings import Settings, parse_duration, settings
 __all__ = [
     "Case",
     "CaseFile",
+    "CaseReservation",
     "CaseStep",
     "CasesError",
     "Expected",
@@ -38,6 +39,7 @@ START = "2026-01-01T00:00:00Z"
 
 _FILE_KEYS = ("rules", "settings", "start", "cases")
 _CASE_KEYS = ("name", "start", "settings", "steps")
+_SETTLED_KEYS = ("held", "released", "overrun")
 _EXPECT_KEYS = (
     "expect",
     "statuses",
@@ -49,7 +51,10 @@ _EXPECT_KEYS = (
     "headers",
     "paid",
 )
-_STEP_KEYS = ("at", "domain", "descriptors", "hits", "override", "times", *_EXPECT_KEYS)
+_ASK_KEYS = ("at", "domain", "descriptors", "hits", "override", "times", *_EXPECT_KEYS)
+_RESERVE_KEYS = ("at", "reserve", "domain", "descriptors", "hits", "ttl", "expect")
+_SETTLE_KEYS = ("at", "settle", "hits", *_SETTLED_KEYS)
+_STEP_KEYS = tuple(dict.fromkeys((*_ASK_KEYS, *_RESERVE_KEYS, *_SETTLE_KEYS)))
 _OVERRIDE_KEYS = ("unit", "unit_multiplier", "requests_per_unit")
 _OVERRIDE = "{unit: minute, requests_per_unit: 20}"
 _POSITIONS = {
@@ -85,17 +90,34 @@ class Expected:
     retry_after_us: int | None = None
     headers: Mapping[str, str] | None = None
     paid: str | None = None
+    held: int | None = None
+    released: int | None = None
+    overrun: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseReservation:
+    """Hits that a step holds under a name, or settles. A `ttl_us` of 0 is the longest."""
+
+    name: str
+    hits: int
+    ttl_us: int = 0
+    settles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CaseStep:
-    """One request, asked `times` times at one moment; `at_us` counts from the case's start."""
+    """One request, asked `times` times at one moment; `at_us` counts from the case's start.
+
+    With a `reservation` its hits are held or settled.
+    """
 
     source: Source
     at_us: int
     request: Request
     times: int
     expected: Expected
+    reservation: CaseReservation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +241,8 @@ def _steps(case: Fields, start_us: int) -> Iterator[CaseStep]:
     if not case.given("steps"):
         case.report("steps", "steps are missing: write what is asked, and when")
     now_us, domain = 0, ""
+    reserved: dict[str, Request] = {}
+    settled: set[str] = set()
     for fields in case.items("steps", _STEP_KEYS, deeper=False):
         at_us = _duration_us(fields, "at")
         if at_us is not None and at_us < now_us:
@@ -227,20 +251,85 @@ def _steps(case: Fields, start_us: int) -> Iterator[CaseStep]:
         elif at_us is not None and start_us + at_us >= MAX_EXACT:
             fields.report("at", f"this step is too late: {_WITHIN}", value="at")
         now_us = at_us if at_us is not None else now_us
+        if "settle" in fields:
+            _only(fields, _SETTLE_KEYS, "settles")
+            yield _settling(fields, now_us, reserved)
+            settled |= {fields.text("settle")} & reserved.keys()
+            continue
         domain = fields.text("domain") or domain
         if not domain:
             fields.report("domain", "domain is missing; later steps may leave it out")
+        if "reserve" in fields:
+            _only(fields, _RESERVE_KEYS, "reserves")
+            if fields.text("reserve") in settled:
+                message = f"{quoted(fields.text('reserve'))} is settled above: take another name"
+                fields.report("reserve", message, value="reserve")
+            yield _reserving(fields, domain, now_us, reserved)
+            continue
+        _only(fields, _ASK_KEYS, "neither reserves nor settles")
         yield CaseStep(
             fields.source(),
             now_us,
-            _request(fields, domain),
+            _request(fields, domain, _hits),
             fields.number("times", 1, _MAX_TIMES),
             _expected(fields),
         )
 
 
-def _request(fields: Fields, domain: str) -> Request:
-    """The step's request: `hits` of each descriptor, 0 for a peek, below 0 to give back."""
+def _only(fields: Fields, keys: Sequence[str], does: str) -> None:
+    """Notes what may stand in a step, but not in one that does this."""
+    for name in fields.among(_STEP_KEYS):
+        if name not in keys:
+            message = f"{name} is no key of a step that {does}: allowed are {listed(keys)}"
+            fields.report("key", message, key=name)
+
+
+def _reserving(fields: Fields, domain: str, at_us: int, reserved: dict[str, Request]) -> CaseStep:
+    """A step that holds hits; what it asks with is noted under its name."""
+    name = fields.text("reserve")
+    if not name:
+        fields.report("reserve", "reserve is empty: give the reservation a name", key="reserve")
+    if not fields.given("expect") and not fields.misspelt("expect"):
+        fields.report("expect", "expect is missing: write OK or OVER_LIMIT")
+    ttl_us = _duration_us(fields, "ttl")
+    if ttl_us == 0:
+        fields.report("ttl", "ttl must be more than 0: leave it out for the longest", value="ttl")
+    request = _request(fields, domain, lambda _, count: [None] * count)
+    if name:
+        reserved[name] = request
+    reservation = CaseReservation(name, _reserved_hits(fields, "held"), ttl_us or 0)
+    expected = Expected(_code(fields, "expect"))
+    return CaseStep(fields.source(), at_us, request, 1, expected, reservation)
+
+
+def _settling(fields: Fields, at_us: int, reserved: Mapping[str, Request]) -> CaseStep:
+    """A step that settles what a step above has reserved, by its name."""
+    name = fields.text("settle")
+    request = reserved.get(name)
+    if request is None:
+        known = f"reserved are {listed(reserved)}" if reserved else "write reserve in a step above"
+        message = f"nothing is reserved as {quoted(name)} above: {known}"
+        fields.report("settle", message, value="settle")
+        request = Request("", ())
+    expected = Expected(
+        held=fields.number("held", 0) if fields.given("held") else None,
+        released=fields.number("released", 0) if fields.given("released") else None,
+        overrun=fields.number("overrun", 0) if fields.given("overrun") else None,
+    )
+    reservation = CaseReservation(name, _reserved_hits(fields, "used"), settles=True)
+    return CaseStep(fields.source(), at_us, request, 1, expected, reservation)
+
+
+def _reserved_hits(fields: Fields, are: str) -> int:
+    if not fields.given("hits") and not fields.misspelt("hits"):
+        fields.report("hits", f"hits is missing: write how many are {are}")
+    return fields.number("hits", 0)
+
+
+def _request(
+    fields: Fields, domain: str, hits_of: Callable[[Fields, int], Sequence[int | None]]
+) -> Request:
+    """What the step asks with."""
     if not fields.given("descriptors"):
         fields.report("descriptors", "descriptors is missing: write [{key: value}]")
     elif fields.node("descriptors").value == []:
@@ -258,13 +347,13 @@ def _request(fields: Fields, domain: str) -> Request:
             hits_addend=None if hits is None else abs(hits),
             is_negative_hits=hits is not None and hits < 0,
         )
-        for pairs, hits in zip(entries, _hits(fields, len(entries)), strict=True)
+        for pairs, hits in zip(entries, hits_of(fields, len(entries)), strict=True)
     )
     return Request(domain, descriptors)
 
 
 def _hits(fields: Fields, descriptors: int) -> Sequence[int | None]:
-    """The hits of each descriptor; None where the step says nothing."""
+    """The hits of each descriptor: 0 for a peek, below 0 to give back, None without a word."""
     if not fields.given("hits"):
         return [None] * descriptors
     several = fields.numbers("hits", -_MAX_TIMES)
@@ -376,13 +465,17 @@ def _settings(fields: Fields, base: Settings) -> Settings:
     """`base` with the settings that a mapping names, as they are called in the rule service."""
     if not fields.given("settings"):
         return base
-    known = {setting.name: setting for setting in settings() if setting.group in _SETTING_GROUPS}
+    known = {
+        setting.flag.removeprefix("--").replace("-", "_"): setting
+        for setting in settings()
+        if setting.group in _SETTING_GROUPS
+    }
     given = fields.mapping("settings", tuple(known))
     chosen: dict[str, Any] = {}  # each as its setting declares
     for name, setting in known.items():
         if given.given(name):
             try:
-                chosen[name] = setting.parse(given.text(name))
+                chosen[setting.name] = setting.parse(given.text(name))
             except SettingsError as error:
                 given.report("settings", f"{name}: {error}", value=name)
     return replace(base, **chosen)

@@ -5,7 +5,7 @@ What must not live here: how results are shown (`cli.results`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,16 @@ from ratelimit_service.model import SECOND_US, Code, Decision, whole_seconds
 from ratelimit_service.rule_lab.simulation.cases import (
     Case,
     CaseFile,
+    CaseReservation,
     CasesError,
     CaseStep,
     Expected,
 )
-from ratelimit_service.rule_lab.simulation.simulator import SimulatedDecision, Simulator
+from ratelimit_service.rule_lab.simulation.simulator import (
+    SimulatedDecision,
+    SimulatedReservation,
+    Simulator,
+)
 from ratelimit_service.rule_lab.simulation.snapshots import BrokenRulesError, snapshot_of
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import duration_text
@@ -114,14 +119,42 @@ class RuleTestRun:
             for request in range(1, step.times + 1):
                 last = request == step.times
                 try:
-                    decided = simulator.decide(step.request, case.start_us + step.at_us)
+                    rules, differences = _tried(step, simulator, case.start_us, last=last)
                 except (BadRequestError, PolicyError) as error:
                     return Result(path, case, step, request, why=str(error))
-                self._covered.update(rule for rule in decided.rules if rule is not None)
-                if differences := tuple(_differences(step.expected, decided, last=last)):
-                    why = _why(step, decided)
+                self._covered.update(rule for rule in rules if rule is not None)
+                if differences:
+                    why = _why(step, rules)
                     return Result(path, case, step, request, differences, why)
         return Result(path, case)
+
+
+def _tried(
+    step: CaseStep, simulator: Simulator, start_us: int, *, last: bool
+) -> tuple[Sequence[Rule | None], tuple[Difference, ...]]:
+    """The rules that a step meets, and where its answer is not as expected."""
+    at_us, asked = start_us + step.at_us, step.reservation
+    if asked is None:
+        decided = simulator.decide(step.request, at_us)
+        return decided.rules, tuple(_differences(step.expected, decided, last=last))
+    if asked.settles:
+        found = simulator.settle(step.request, asked.hits, asked.name, at_us)
+    else:
+        found = simulator.reserve(step.request, asked.hits, asked.name, asked.ttl_us, at_us)
+    return found.rules, tuple(_of_reservation(step.expected, asked, found))
+
+
+def _of_reservation(
+    expected: Expected, asked: CaseReservation, found: SimulatedReservation
+) -> Iterator[Difference]:
+    """Where a reservation or a settle is not as expected."""
+    code = Code.OK if found.passed else Code.OVER_LIMIT
+    if expected.code is not None and expected.code is not code:
+        yield Difference("expect", expected.code.name, code.name)
+    yield from _number("held", expected.held, found.held)
+    yield from _number("released", expected.released, max(0, found.held - asked.hits))
+    overrun = max(0, asked.hits - found.held) if found.held else 0
+    yield from _number("overrun", expected.overrun, overrun)
 
 
 def _differences(
@@ -191,10 +224,9 @@ def _seconds(key: str, expected_us: int | None, got_us: int | None) -> Iterator[
         )
 
 
-def _why(step: CaseStep, decided: SimulatedDecision) -> str:
+def _why(step: CaseStep, rules: Iterable[Rule | None]) -> str:
     """What the reader should look at: the rules that the request met."""
-    rules = [
-        f"rule {rule.path} at {rule.source}" if rule else "no rule"
-        for rule in dict.fromkeys(decided.rules)
+    met = [
+        f"rule {rule.path} at {rule.source}" if rule else "no rule" for rule in dict.fromkeys(rules)
     ]
-    return f"it met {' and '.join(rules)} of domain {step.request.domain}"
+    return f"it met {' and '.join(met)} of domain {step.request.domain}"

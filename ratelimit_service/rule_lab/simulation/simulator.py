@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import islice
 from typing import NamedTuple
 
@@ -20,6 +21,15 @@ from ratelimit_service.limiter import (
     answer,
     settle_without_hits,
 )
+from ratelimit_service.limiter.reserving import (
+    HOLD_ID_BYTES,
+    REMEMBERED_US,
+    held_until_settled,
+    hits_to_hold,
+    hits_to_settle,
+    is_held,
+    too_large,
+)
 from ratelimit_service.model import Code, Decision, Entry, Hit, Request, Status
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
@@ -31,7 +41,7 @@ from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.memory_counter import UNSETTLED
 
-__all__ = ["SimulatedDecision", "Simulator"]
+__all__ = ["SimulatedDecision", "SimulatedReservation", "Simulator"]
 
 _MAX_COUNTERS = 1_000_000
 
@@ -57,6 +67,19 @@ class SimulatedDecision(NamedTuple):
         """What callers are told of the descriptor that the decision hangs on."""
         statuses = self.decision.statuses
         return statuses[self.deciding] if statuses else None
+
+
+class SimulatedReservation(NamedTuple):
+    """What became of a reservation or a settle, and the rules that its descriptors met.
+
+    `held` is what is held from now on, or was until a settle; 0 if nothing is. What is `too_large`
+    can never be held.
+    """
+
+    passed: bool
+    rules: tuple[Rule | None, ...]
+    held: int = 0
+    too_large: bool = False
 
 
 class Simulator:
@@ -142,11 +165,7 @@ class Simulator:
         """
         plans = self.plan(request, at_us)
         hits, lease = self.leased(plans)
-        settled = self.charge(hits, at_us) if hits else settle_without_hits(plans)
-        if settled.verdict is Verdict.FAILED:
-            raise PolicyError(
-                "the rules of this domain have never loaded, and the failure policy is `error`"
-            )
+        settled = self._settled_of(plans, hits, at_us)
         outcomes = iter(settled.outcomes)
         by_plan = [list(islice(outcomes, len(planned.hits))) for planned in plans]
         decision = answer(
@@ -156,8 +175,53 @@ class Simulator:
             note_unkept(plans, by_plan, self.notes.setdefault)
         return _simulated(decision, plans)
 
+    def reserve(
+        self, request: Request, hits: int, name: str, ttl_us: int, at_us: int
+    ) -> SimulatedReservation:
+        """Holds hits beside every limit of each descriptor, or beside none, until they are settled.
+
+        They are held for `ttl_us`, or if it is 0 for as long as the settings let. A reservation
+        takes the place of one with the same name. Raises as `decide`.
+        """
+        plans = self.plan(request, at_us)
+        rules = tuple(planned.declared for planned in plans)
+        if too_large(plans, hits):
+            return SimulatedReservation(False, rules, too_large=True)
+        most_us = self._settings.max_reservation_ttl_us
+        to_hold = hits_to_hold(plans, hits, _id_of(name), min(ttl_us or most_us, most_us))
+        settled = self._settled_of(plans, to_hold, at_us)
+        passed = settled.verdict.passes
+        held = passed and any(map(is_held, to_hold, settled.outcomes))
+        return SimulatedReservation(passed, rules, hits if held else 0)
+
+    def settle(self, request: Request, hits: int, name: str, at_us: int) -> SimulatedReservation:
+        """Ends what `reserve` holds under this name, and counts hits: once, whatever limits say.
+
+        Raises as `decide`.
+        """
+        plans = self.plan(request, at_us)
+        rules = tuple(planned.declared for planned in plans)
+        remembered_us = self._settings.max_reservation_ttl_us + REMEMBERED_US
+        to_settle = hits_to_settle(plans, hits, _id_of(name), remembered_us)
+        settled = self._settled_of(plans, to_settle, at_us)
+        held = held_until_settled(to_settle, settled.outcomes)
+        return SimulatedReservation(True, rules, min(held, default=0))
+
+    def _settled_of(self, plans: Sequence[Plan], hits: Sequence[Hit], at_us: int) -> Settled:
+        settled = self.charge(hits, at_us) if hits else settle_without_hits(plans)
+        if settled.verdict is Verdict.FAILED:
+            raise PolicyError(
+                "the rules of this domain have never loaded, and the failure policy is `error`"
+            )
+        return settled
+
     def _clock(self) -> int:
         return self._now_us
+
+
+def _id_of(name: str) -> bytes:
+    """The id of the reservation with this name."""
+    return sha256(name.encode("utf-8", "surrogatepass")).digest()[:HOLD_ID_BYTES]
 
 
 def _simulated(decision: Decision, plans: Sequence[Plan]) -> SimulatedDecision:

@@ -26,7 +26,7 @@ _CUT: Final = 4
 """So many characters between stars say enough."""
 
 _LOOK_UP: Final = 16
-"""What a look-up takes, in the unit of `effort.MOST_AT_ONCE`."""
+"""What a look-up takes, in the unit of `effort`'s bound."""
 
 _Part = tuple[int, str]
 """Where a fragment stands, and the fragment."""

@@ -45,7 +45,10 @@ from ratelimit_service.text.display import is_utf8
 __all__ = ["QUESTION", "counters_of", "descriptor_of"]
 
 _MOST_HELD: Final = 100
-"""So many leases or hits of a counter are told one by one, the newest."""
+"""So many leases, hits or holds of a counter are told one by one."""
+
+_ID_DIGITS: Final = 8
+"""So many of a reservation's id are told to others than who holds it."""
 
 
 def descriptor_of(about: About) -> tuple[str, Descriptor]:
@@ -224,6 +227,16 @@ def _add_held(counter: dict[str, object], look: Look | None) -> None:
         "remaining": max(0, capacity - used - held),
         "over": used + held >= capacity,
     }
+    if look.holds is not None:
+        counter["held_by"] = len(look.holds)
+        counter["holds"] = [
+            {
+                "id": hold.id.hex()[:_ID_DIGITS],
+                "hits": hold.hits,
+                "ends_seconds": (hold.ends_us - look.at_us) / SECOND_US,
+            }
+            for hold in look.holds[:_MOST_HELD]
+        ]
 
 
 def _time(at_us: int) -> str:

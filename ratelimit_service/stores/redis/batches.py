@@ -26,10 +26,7 @@ from ratelimit_service.stores import NEVER, PRIORITIES
 from ratelimit_service.stores.corrupt_state import CorruptState
 from ratelimit_service.stores.redis.batch import Batch, Retry
 from ratelimit_service.stores.redis.call_window import NO_PRIORITY, CallWindow
-from ratelimit_service.stores.redis.connection import (
-    RedisConnection,
-    Reply,
-)
+from ratelimit_service.stores.redis.connection import RedisConnection, Reply
 from ratelimit_service.stores.redis.error_replies import (
     crosses_slots,
     did_nothing,
@@ -461,10 +458,8 @@ class Batches:
             self._server.degrade(f"is away: {connection.lost.result()}")
         else:
             self._server.degrade(f"answers: {connection.shown(reply):.200}")
-        if wants_reconnect(error):
-            connection.close(
-                f"it answers {connection.shown(reply):.100}"
-            )  # the new connection asks again which server is the master
+        if wants_reconnect(error):  # the new connection asks again which server is the master
+            connection.close(f"it answers {connection.shown(reply):.100}")
         for batch, indexes in remaining:
             whole = len(indexes) == len(batch.requests)
             if batch.urgency.deadline_us == NEVER and whole and did_nothing(error):

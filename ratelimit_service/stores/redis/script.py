@@ -196,7 +196,7 @@ def _form(spec: CounterSpec) -> _Form:
 
 def _rest(spec: CounterSpec, hold: Hold | None) -> bytes:
     """What follows a hit: the rest of its spec, and what it holds or settles."""
-    variant = (spec.anchor is Anchor.FIRST_HIT) + 2 * spec.stepped + 4 * spec.queue
+    variant = (spec.anchor is Anchor.FIRST_HIT) + 2 * spec.stepped + 4 * spec.form.queue
     variant += 8 * bool(spec.own)
     behind = b""
     if hold is not None:

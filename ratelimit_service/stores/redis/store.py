@@ -24,6 +24,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import (
     NEVER,
     Done,
+    HoldingNow,
     Look,
     Outcomes,
     Settled,
@@ -67,6 +68,10 @@ _ANY_SPEC: Final = spec_of(Limit(1, Unit.SECOND))
 _MOST_LOOKS = 10
 _LOOK_AGAIN_SECONDS = 0.05
 """A look at a counter asks its server so often at most, with this pause in between."""
+
+_PAGE: Final = 1_000
+_MOST_PAGES: Final = 100
+"""So many ids are read at once, and so often: of a busy counter most of them are settled ones."""
 
 
 def _topology(url: str, config: ShardConfig) -> Topology:
@@ -338,7 +343,9 @@ class RedisStore:
             (settled,) = await result
             at_us = self._find(peek)[0].server.clock.now_us()
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
-                if peek.spec.algorithm.held is None or peek.spec.holds:
+                if peek.spec.holds:
+                    return Look(outcome, None, at_us, holds=await self._holds(peek, at_us))
+                if peek.spec.algorithm.held is None:
                     return Look(outcome, None, at_us)
                 state = await self._state(peek)
                 if state or outcome.remaining == peek.spec.limit:
@@ -353,6 +360,33 @@ class RedisStore:
         except StoreError:
             return b""
         return state if isinstance(state, bytes) else b""
+
+    async def _holds(self, hit: Hit, at_us: int) -> list[HoldingNow] | None:
+        """What is held beside a hit's counter; None if nobody can say, or it is too much to read.
+
+        It is read page by page, so that other calls come in between.
+        """
+        ends, amounts = (self.key(hit.key + behind) for behind in HELD_KEYS)
+        found: list[HoldingNow] = []
+        for page in range(_MOST_PAGES):
+            limit = ("LIMIT", page * _PAGE, _PAGE)
+            command = ("ZRANGEBYSCORE", ends, f"({at_us}", "+inf", "WITHSCORES", *limit)
+            try:
+                read = await self._command(self._find, hit, command)
+                if not isinstance(read, list) or not read:
+                    return found
+                ids = read[::2]
+                hits = await self._command(self._find, hit, ("HMGET", amounts, *ids))
+            except StoreError:
+                return None
+            if not isinstance(hits, list):
+                return None
+            found += [
+                HoldingNow(int(float(end)), hold_id, int(held))
+                for hold_id, end, held in zip(ids, read[1::2], hits, strict=True)
+                if held is not None and int(held) > 0  # else it was settled
+            ]
+        return None
 
     def _find_by_window(self, hit: Hit) -> Home:
         topology = self._second if hit.spec.window_us == SECOND_US else self._first

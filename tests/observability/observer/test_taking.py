@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.observability.stats import Histogram, Stats, Tally
 
-NUMBERS = st.lists(st.integers(1, 1 << 40), min_size=8, max_size=8)
+NUMBERS = st.lists(st.integers(1, 1 << 40), min_size=12, max_size=12)
 
 
 LEVELS = {"overrides"}

@@ -110,6 +110,144 @@ def test_hits_and_overrides(tmp_path: Path) -> None:
     assert text_of(results) == "2 cases passed"
 
 
+STREAMS = """\
+domain: llm
+reservations: true
+descriptors:
+- key: user
+  rate_limit: {unit: hour, requests_per_unit: 1000}
+- key: half
+  rate_limit: {unit: hour, requests_per_unit: 1000, max_reservation: 50%, max_reservation_ttl: 10s}
+- key: model
+  rate_limit: {unit: hour, requests_per_unit: 1000, reservations: false}
+- key: watched
+  shadow_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 10}
+- key: quota
+  quota_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 10}
+- key: place
+  rate_limit: {unit: hour, requests_per_unit: 1, algorithm: concurrency}
+"""
+
+
+def test_documented_reservations(tmp_path: Path) -> None:
+    """The example of reservations in the documents passes, and fails where it says too little."""
+    example = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)[1]
+    (tmp_path / "llm.yaml").write_text(STREAMS)
+    results, test_run = run(tmp_path, example)
+    assert text_of(results) == "1 case passed"
+    assert "user" not in {rule.path for rule in test_run.coverage.uncovered}
+
+    results, _ = run(tmp_path, example.replace("released: 150", "held: 900, overrun: 1"))
+    assert text_of(results).replace(f"{tmp_path}/", "") == (
+        "api.test.yaml:7:5: room beside what is held: step 3 at 30s: it met rule user at "
+        "llm.yaml:5:3 of domain llm\n"
+        "  - held: 900\n"
+        "  + held: 800\n"
+        "  - overrun: 1\n"
+        "  + overrun: 0\n"
+        "1 case, 1 failed"
+    )
+    results, _ = run(tmp_path, example.replace("300,", "200,"))
+    assert text_of(results).split("\n")[1:-1] == ["  - expect: OVER_LIMIT", "  + expect: OK"]
+
+
+def test_reservations(tmp_path: Path) -> None:
+    """They are held and settled as by the service: by its limits, once, and until they end."""
+    results, _ = run(
+        tmp_path,
+        """\
+        cases:
+        - name: a settle counts once, also where the hold has ended
+          steps:
+          - {domain: llm, descriptors: [{user: a}], reserve: a, hits: 800, ttl: 10s, expect: OK}
+          - {reserve: b, descriptors: [{user: a}], hits: 200, expect: OK}
+          - {at: 10s, settle: a, hits: 100, held: 0, released: 0, overrun: 0}
+          - {settle: a, hits: 100}
+          - {settle: b, hits: 250, held: 200, released: 0, overrun: 50}
+          - {descriptors: [{user: a}], hits: 0, remaining: 650}
+        - name: the same name extends
+          steps:
+          - {domain: llm, descriptors: [{user: a}], reserve: a, hits: 800, ttl: 10s, expect: OK}
+          - {at: 9s, descriptors: [{user: a}], reserve: a, hits: 900, ttl: 10s, expect: OK}
+          - {at: 18s, settle: a, hits: 0, held: 900, released: 900}
+          - {descriptors: [{user: a}], hits: 0, remaining: 1000}
+        - name: bounds of a limit, and of the settings
+          settings: {max_reservation_ttl: 5s}
+          steps:
+          - {domain: llm, descriptors: [{half: a}], reserve: a, hits: 501, expect: OVER_LIMIT}
+          - {descriptors: [{half: a}], reserve: a, hits: 500, ttl: 10s, expect: OK}
+          - {at: 4s, descriptors: [{half: a}], hits: 0, remaining: 500}
+          - {at: 5s, descriptors: [{half: a}], hits: 0, remaining: 1000}
+        - name: not held, only settled
+          steps:
+          - domain: llm
+            descriptors: [{watched: a}, {quota: a}, {model: a}]
+            reserve: a
+            hits: 8
+            expect: OK
+          - {descriptors: [{watched: a}], hits: 0, remaining: 10}
+          - {descriptors: [{quota: a}], hits: 0, remaining: 10}
+          - {descriptors: [{model: a}], hits: 0, remaining: 1000}
+          - {settle: a, hits: 3, held: 0}
+          - {descriptors: [{watched: a}], hits: 0, remaining: 7}
+          - {descriptors: [{quota: a}], hits: 0, remaining: 7}
+          - {descriptors: [{model: a}], hits: 0, remaining: 997}
+        - name: one place each
+          steps:
+          - {domain: llm, descriptors: [{place: a}], reserve: a, hits: 8, expect: OK}
+          - {descriptors: [{place: a}], reserve: b, hits: 8, expect: OVER_LIMIT}
+          - {settle: a, hits: 8}
+          - {descriptors: [{place: a}], reserve: b, hits: 8, expect: OK}
+        """,
+        STREAMS,
+    )
+    assert text_of(results) == "5 cases passed"
+
+
+def test_reservations_that_cannot_be_read(tmp_path: Path) -> None:
+    """What is wrong with them is said where it stands."""
+    lines = problems(
+        tmp_path,
+        """\
+        cases:
+        - name: one
+          steps:
+          - {settle: a, hits: 1}
+          - {domain: llm, descriptors: [{user: a}], reserve: a, ttl: 0s, times: 2}
+          - {descriptors: [{user: a}], reserve: "", hits: [1], rule: user, expect: OK}
+          - {settle: b, hits: 1, expect: OK}
+          - {settle: a, domain: llm}
+          - {descriptors: [{user: a}], reserve: a, hits: 1, expect: OK}
+          - {descriptors: [{user: a}], ttl: 5s, expect: OK}
+          - {descriptors: [{user: a}], settle: a, reserve: c, hits: 1}
+        """,
+    )
+    to_reserve = "allowed are at, reserve, domain, descriptors, hits, ttl, expect"
+    to_settle = "allowed are at, settle, hits, held, released, overrun"
+    assert [re.sub(r" \[\w+\]$", "", line) for line in lines] == [
+        "api.test.yaml:4:14: nothing is reserved as 'a' above: write reserve in a step above",
+        "api.test.yaml:5:5: expect is missing: write OK or OVER_LIMIT",
+        "api.test.yaml:5:5: hits is missing: write how many are held",
+        "api.test.yaml:5:62: ttl must be more than 0: leave it out for the longest",
+        f"api.test.yaml:5:66: times is no key of a step that reserves: {to_reserve}",
+        "api.test.yaml:6:32: reserve is empty: give the reservation a name",
+        "api.test.yaml:6:51: hits must be a whole number from 0 to 4294967295, without quotes",
+        f"api.test.yaml:6:56: rule is no key of a step that reserves: {to_reserve}",
+        "api.test.yaml:7:14: nothing is reserved as 'b' above: reserved are a",
+        f"api.test.yaml:7:26: expect is no key of a step that settles: {to_settle}",
+        "api.test.yaml:8:5: hits is missing: write how many are used",
+        f"api.test.yaml:8:17: domain is no key of a step that settles: {to_settle}",
+        "api.test.yaml:9:41: 'a' is settled above: take another name",
+        "api.test.yaml:10:32: ttl is no key of a step that neither reserves nor settles: allowed "
+        "are at, domain, descriptors, hits, override, times, expect, statuses, rule, limit, "
+        "remaining, reset, retry_after, headers, paid",
+        f"api.test.yaml:11:6: descriptors is no key of a step that settles: {to_settle}",
+        f"api.test.yaml:11:43: reserve is no key of a step that settles: {to_settle}",
+    ]
+
+
 def test_hits_and_overrides_that_cannot_be_read(tmp_path: Path) -> None:
     """What is wrong with hits and overrides is said where it stands."""
     lines = problems(
@@ -169,7 +307,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "api.test.yaml:8:10: a case at api.test.yaml:3:3 has the same name",
         "api.test.yaml:8:44: near_limit_ratio: '7' is no number from 0 to 1",
         "api.test.yaml:8:47: 'grpc' is no key: allowed are failure_policy, count_denied, "
-        "reservations, max_reservation_ttl_us, shadow_mode, quota_mode, near_limit_ratio, "
+        "reservations, max_reservation_ttl, shadow_mode, quota_mode, near_limit_ratio, "
         "headers, denial_body, "
         "limit_response_headers, limit_header, remaining_header, "
         "reset_header, reset_value, dynamic_metadata, decision_metadata, denial_quota",

@@ -27,14 +27,16 @@ class ReserveRequest(_message.Message):
     def __init__(self, domain: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[_ratelimit_pb2.RateLimitDescriptor, _Mapping]]] = ..., amount: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reservation_id: _Optional[str] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("code", "reservation_id", "held")
+    __slots__ = ("code", "reservation_id", "held", "too_large")
     CODE_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     code: _rls_pb2.RateLimitResponse.Code
     reservation_id: str
     held: bool
-    def __init__(self, code: _Optional[_Union[_rls_pb2.RateLimitResponse.Code, str]] = ..., reservation_id: _Optional[str] = ..., held: _Optional[bool] = ...) -> None: ...
+    too_large: bool
+    def __init__(self, code: _Optional[_Union[_rls_pb2.RateLimitResponse.Code, str]] = ..., reservation_id: _Optional[str] = ..., held: _Optional[bool] = ..., too_large: _Optional[bool] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("domain", "descriptors", "reservation_id", "actual_amount")
