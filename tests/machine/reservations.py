@@ -149,6 +149,12 @@ class ReservingMachine(Machine):
             self.reservations.append(Reservation(one.id, asked))
         passes = not denied
         expected = (passes, known if passes else "", holds)
+        if hold_id and denied and not self.world.settles_in_order and not one.failed:
+            # "Where its limits lie in several stores, the old one can then hold fewer hits, for
+            # longer": nobody knows which, so it ends here.
+            assert not one.passes
+            self.end_stream(Reservation(hold_id, asked), 0, process)
+            return
         self.look(f"reserve {held} {seam}", one, expected, meant, process, seam)
 
     def end_stream(self, known: Reservation, used: int, process: int, seam: str = "") -> None:
