@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ratelimit_service.model import Hit, Hold, Mode, State, Step
+from ratelimit_service.model import CounterSpec, Hit, Hold, Mode, State, Step
 
 __all__ = [
     "KEEPS_END",
@@ -77,19 +77,22 @@ def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: R
     own = _held(hit.key, hit.lease, changes, held)
     if hold.settles:
         return _settle(hit, hold, state, now_us, changes, (total, own))
-    hits = max(hit.addend, -(-hit.spec.limit // _MOST_HOLDS)) if hit.addend else 0
-    beside = total - max(0, own) if hit.spec.holds else 0
-    step = hit.spec.algorithm.charge(state, now_us, beside + hits, hit.spec, False, b"")
+    hits, spec = hit.addend, hit.spec
+    holds = bool(hits and spec.holds and hold.ttl_us)
+    if holds:
+        hits = max(hits, -(-spec.limit // _MOST_HOLDS))
+    beside = total - max(0, own) if spec.holds else 0
+    step = spec.algorithm.charge(state, now_us, beside + hits, spec, False, hit.lease)
+    passed = step.passed and not (holds and own == SETTLED)
     more = 0
-    if step.passed and hits and own != SETTLED and hit.spec.holds and hold.ttl_us:
+    if passed and holds:
         life_us = hold.ttl_us
-        if hold.charged:  # had it been charged then, it would count for so long
-            then_us = now_us + life_us
-            life_us += hit.spec.algorithm.charge(None, then_us, hits, hit.spec, True, b"").reset_us
+        if hold.charged:
+            life_us += _counts_for(hits, spec, now_us + life_us)
         _note(hit, hits, life_us, beside + hits, changes)
         more = max(0, hits - max(0, own))
     return Step(
-        step.passed,
+        passed,
         state,
         step.remaining if step.passed else _left(hit, state, now_us, beside),
         step.reset_us,
@@ -97,6 +100,13 @@ def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: R
         more,
         step.damaged,
     )
+
+
+def _counts_for(hits: int, spec: CounterSpec, now_us: int) -> int:
+    """For how long these hits count, had they been charged at that moment."""
+    charge = spec.algorithm.charge
+    state = charge(None, now_us, hits, spec, True, b"").state
+    return charge(state, now_us, spec.limit, spec, False, b"").retry_us  # until all fit again
 
 
 def refund(hit: Hit, state: State | None, now_us: int, changes: Changes, held: ReadHeld) -> Step:
@@ -127,8 +137,8 @@ def _beside(hit: Hit, state: State | None, now_us: int, addend: int, held: int) 
     algorithm, spec, force = hit.spec.algorithm, hit.spec, hit.count_denied
     if not held:
         return algorithm.charge(state, now_us, addend, spec, force, hit.lease)
-    both = algorithm.charge(state, now_us, held + addend, spec, False, b"")
-    if not both.passed and not force:
+    both = algorithm.charge(state, now_us, held + addend, spec, force, b"")
+    if not both.passed and not both.counted:
         remaining = _left(hit, state, now_us, held)
         return both._replace(state=state, remaining=remaining, counted=0)
     step = algorithm.charge(state, now_us, addend, spec, force, hit.lease)

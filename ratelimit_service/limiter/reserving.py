@@ -17,6 +17,7 @@ from ratelimit_service.model import WHOLE_PPM, FailurePolicy, Hit, Hold, Limit, 
 __all__ = [
     "HOLD_ID_BYTES",
     "REMEMBERED_US",
+    "gave_place",
     "held_until_settled",
     "hits_to_hold",
     "hits_to_settle",
@@ -31,9 +32,17 @@ REMEMBERED_US: Final = 60_000_000
 
 
 def hits_to_hold(
-    plans: Sequence[Plan], number: int | None, hold_id: bytes, ttl_us: int
+    plans: Sequence[Plan],
+    number: int | None,
+    hold_id: bytes,
+    ttl_us: int,
+    *,
+    extends: bool = False,
 ) -> list[Hit]:
-    """The hits of a request that reserves; with no time to live it only asks."""
+    """The hits of a request that reserves; with no time to live it only asks.
+
+    One that `extends` another has its place already.
+    """
     several: list[list[Hit]] = []
     for plan in plans:
         several.append([])
@@ -42,7 +51,7 @@ def hits_to_hold(
             if hit.policy is FailurePolicy.LOCAL:
                 asked = asked._replace(policy=FailurePolicy.OPEN)  # nobody could settle it
             if hit.spec.algorithm.leases:
-                takes = ttl_us > 0 and not (plan.rule.in_turn and hit.joined)
+                takes = ttl_us > 0 and not extends and not (plan.rule.in_turn and hit.joined)
                 several[-1].append(asked._replace(addend=int(takes)))
                 continue
             of_limit = limit.limit.reservations
@@ -81,12 +90,19 @@ def hits_to_settle(
     return _named(several, hold_id)
 
 
-def is_held(hit: Hit) -> bool:
-    """Whether a hit that reserves is held, and not only asked for."""
-    if hit.spec.algorithm.leases:
-        return hit.addend > 0
+def is_held(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit that reserves is held, and not only asked for, in a request that passes."""
+    if outcome is None:
+        return False
     hold = hit.receipt
+    if hold is None:  # it has a place
+        return not outcome.over
     return hit.spec.holds and hit.addend > 0 and isinstance(hold, Hold) and hold.ttl_us > 0
+
+
+def gave_place(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit that settles has given back a place."""
+    return hit.refund and outcome is not None and outcome.charged > 0
 
 
 def held_until_settled(hits: Sequence[Hit], outcomes: Sequence[Outcome | None]) -> list[int]:
@@ -94,7 +110,7 @@ def held_until_settled(hits: Sequence[Hit], outcomes: Sequence[Outcome | None]) 
     return [
         outcome.remaining
         for hit, outcome in zip(hits, outcomes, strict=True)
-        if outcome is not None and not outcome.over and hit.spec.holds
+        if outcome is not None and not outcome.over and isinstance(hit.receipt, Hold)
     ]
 
 

@@ -14,11 +14,12 @@ from os import urandom
 from typing import Final, NamedTuple
 
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.eventloop.clock import elapsed_us, now_us
+from ratelimit_service.eventloop.clock import Clock, elapsed_us, now_us
 from ratelimit_service.limiter import Plan
 from ratelimit_service.limiter.reserving import (
     HOLD_ID_BYTES,
     REMEMBERED_US,
+    gave_place,
     held_until_settled,
     hits_to_hold,
     hits_to_settle,
@@ -85,6 +86,8 @@ class Reservations:
         """Plans and overrides are those of the service."""
         self.events: DecisionEvents | None = None
         """Who hears of what is reserved and settled, if anybody does."""
+        self.clock: Clock = now_us
+        """What time it is for rules and overrides."""
         self._snapshot = snapshot
         self._store = store
         self._settings = settings
@@ -153,7 +156,7 @@ class Reservations:
             denied = wire.encode_reserved(False, too_large=True)
             self._tell(asked, planned, Settled([], Verdict.DENIED), denied, reserved, came)
             return denied
-        hits = hits_to_hold(planned.plans, asked.hits, hold_id, ttl_us)
+        hits = hits_to_hold(planned.plans, asked.hits, hold_id, ttl_us, extends=known is not None)
         settled = await self._charge(planned, hits, deadline_us)
         if not settled.verdict.passes:
             tally["denied"] += 1
@@ -167,7 +170,7 @@ class Reservations:
         else:
             tally["extended" if asked.id else "held"] += 1
             _tally_held(planned.plans, hits, settled.outcomes)
-        held = bool(reservation_id) and any(map(is_held, hits))
+        held = any(map(is_held, hits, settled.outcomes))
         answer = wire.encode_reserved(True, reservation_id, held=held)
         reserved = reserved._replace(id=reservation_id[:_LOGGED_DIGITS])
         self._tell(asked, planned, settled, answer, reserved, came)
@@ -185,10 +188,11 @@ class Reservations:
         outcomes = await self._settle(hits)
         _tally_settled(planned.plans, hits, outcomes)
         held = held_until_settled(hits, outcomes)
-        tally["unknown" if hold_id is None else "settled" if held else "late"] += 1
+        released = bool(held) or any(map(gave_place, hits, outcomes))
+        tally["unknown" if hold_id is None else "settled" if released else "late"] += 1
         if any((asked.hits or 0) > hits_held for hits_held in held):
             tally["overrun"] += 1
-        answer = wire.encode_committed(bool(held))
+        answer = wire.encode_committed(released)
         told = "" if hold_id is None else asked.id[:_LOGGED_DIGITS]
         reserved = Reserved(True, told, asked.hits, held=min(held, default=0))
         settled = Settled(outcomes, Verdict.ADMITTED)
@@ -226,7 +230,7 @@ class Reservations:
 
     def _plan(self, asked: wire.Reserving) -> _Planned:
         """The limits that a request meets now. Raises `_RefusedError` if it is answered without."""
-        snapshot, now = self._snapshot(), now_us()
+        snapshot, now = self._snapshot(), self.clock()
         if snapshot.times is not None:
             snapshot = at_moment(snapshot, now)
         planning, body = self._planning, asked.body
@@ -235,17 +239,17 @@ class Reservations:
         (first,) = planned
         if not isinstance(first, PlannedRequest):
             raise _RefusedError(first)
-        ban = None
+        by_rules = first
         if self._overrides.active:
             found = self._overrides.apply([body], planned, snapshot, now)
             (one,) = planned
             overridden = found[0] if found else None
             if isinstance(one, PlannedRequest):
                 if overridden is not None and overridden.banned:
-                    ban = one
-                else:
-                    first = one
-        return _Planned([*map(without_grants, first.plans)], first.settled, ban)
+                    plans = self._overrides.without_bans(body, by_rules.plans, now)
+                    return _Planned([*map(without_grants, plans)], first.settled, ban=one)
+                first = one
+        return _Planned([*map(without_grants, first.plans)], first.settled, ban=None)
 
     async def _charge(self, planned: _Planned, hits: Sequence[Hit], deadline_us: int) -> Settled:
         """What becomes of a request with these hits. Raises `_RefusedError` if it has no answer."""

@@ -98,6 +98,7 @@ class Service:
         )
         """What is held before a stream begins, and settled when it has ended."""
         self.reservations.events = self.events
+        self.reservations.clock = clock
         self._answering = Answering(settings, store, stats, self._faults, rare_log, clock, note)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""

@@ -61,6 +61,11 @@ descriptors:
   rate_limits:
   - {name: tier, unit: year, requests_per_unit: 500, max_reservation: 80%}
   - {name: spare, unit: month, requests_per_unit: 1000}
+- key: mixed
+  charge: first
+  rate_limits:
+  - {name: window, unit: year, requests_per_unit: 10, reservations: false}
+  - {name: places, unit: year, requests_per_unit: 10, algorithm: concurrency, reservations: false}
 - key: unlimited
   rate_limit: {unlimited: true}
 """
@@ -257,6 +262,34 @@ async def test_a_place_is_taken_under_the_id_and_given_back(gateway: Gateway) ->
     assert (await gateway.reserve(300, "user=a", "place=p"))[0]
 
 
+async def test_an_extension_takes_no_second_place(gateway: Gateway) -> None:
+    """The stream has its place until it is settled."""
+    _, held = await gateway.reserve(300, "place=p")
+
+    assert (await gateway.reserve(300, "place=p", reservation_id=held))[0]
+    assert await gateway.commit(held, 100, "place=p")
+    assert (await gateway.reserve(300, "place=p"))[0]
+
+
+async def test_a_place_in_a_list_that_pays_in_turn_is_not_taken(gateway: Gateway) -> None:
+    """Nobody would give it back."""
+    await gateway.commit("", 10, "mixed=p")
+
+    assert (await gateway.reserve(10, "mixed=p"))[0]
+    assert (await gateway.reserve(10, "mixed=p"))[0]
+
+
+async def test_a_list_without_room_leaves_the_others_to_count(gateway: Gateway) -> None:
+    """A commit counts on each list by itself, and on all other limits."""
+    await gateway.commit("", 100, "layers=full")
+    await gateway.commit("", 10, "layers=full")
+
+    await gateway.commit("", 100, "layers=full", "layers=l", "user=a")
+
+    assert not await gateway.ask(11, "layers=l")
+    assert await gateway.left("user=a") == 900
+
+
 @pytest.mark.parametrize(
     ("texts", "held"),
     [
@@ -373,10 +406,17 @@ async def test_overrides_hold_for_reservations_as_they_stand(tmp_path: Path) -> 
     assert await gateway.reserve(801, "user=a") == ""
     assert await gateway.reserve(800, "user=a")
 
-    asking.service.overrides.add([override(EXEMPT, "user=b", domain="llm")])
+    exemption = override(EXEMPT, "user=b", domain="llm")
+    asking.service.overrides.add([exemption])
     exempt = await gateway.reserve(5_000, "user=b")
     assert exempt
     assert not await gateway.commit(exempt, 5_000, "user=b")
+
+    asking.service.overrides.add([ban])
+    await gateway.commit("", 100, "user=a", "user=b")
+    asking.service.overrides.remove([ban, exemption])
+    assert await gateway.reserve(101, "user=a") == ""
+    assert await gateway.reserve(1_000, "user=b")
 
 
 class _Losing(Away):

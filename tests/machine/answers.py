@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from tests.machine.terms import Terms
 
+UNLIMITED = 2**32 - 1
+
 
 class Asked(NamedTuple):
     """One descriptor of a request."""

@@ -11,7 +11,9 @@ import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import cast
 
+from tests.machine.holds import Hold, Holds
 from tests.machine.terms import BUCKETS, SECOND, Terms, period
 
 
@@ -51,10 +53,14 @@ class Counter:
         """Whether it has changed since it was last put away."""
         self.given_back_at: int | None = None
         """When hits were last counted, and given back as their request was denied elsewhere."""
+        self.holds = Holds()
+        """What is held beside it."""
         self.forget()
 
     def copy(self) -> Counter:
-        return copy.copy(self)
+        copied = copy.copy(self)
+        copied.holds = self.holds.copy()
+        return copied
 
     def forget(self) -> None:
         """A new counter."""
@@ -74,8 +80,18 @@ class Counter:
     def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
         raise NotImplementedError
 
+    def hold(self, name: str, hold: Hold) -> None:
+        """Holds hits beside it."""
+        self.holds.put(name, hold)
+        self.touched = True
+
+    def held(self, terms: Terms, but: str = "") -> int:
+        """What is held, to a limit that takes reservations."""
+        return self.holds.total(but) if terms.reservations else 0
+
     def look(self, now: int) -> None:
         """Starts anew if the clock is more than the longest step back from the last change."""
+        self.holds.look(now)
         if self.damaged(now):
             self.forget()
 
@@ -89,6 +105,8 @@ class Counter:
         By what is "last used" a window may be meant that began before; and what was over for a
         second may have been put out ("A key lives a second longer than its window").
         """
+        if self.holds.unclear(now, latest):
+            return True
         if self.changed is None or not self.used(self.terms, 0):
             return False  # what counts nothing is new
         shortest, longest = self.terms.spans_us
@@ -119,18 +137,23 @@ class Counter:
 
     def remaining(self, terms: Terms, now: int) -> int:
         """`remaining` is how many single hits would pass now."""
-        return max(0, (terms.hard - self.used(terms, now)).__floor__())
+        return max(0, (terms.hard - self.used(terms, now)).__floor__() - self.held(terms))
 
-    def passes(self, terms: Terms, now: int, hits: int) -> bool:
-        """Rule: "more hits than are left are denied whole"; a peek exceeds the limit or passes."""
-        return self.used(terms, now) + hits <= terms.hard
+    def passes(self, terms: Terms, now: int, hits: int, but: str = "") -> bool:
+        """Rule: "more hits than are left are denied whole"; a peek exceeds the limit or passes.
+
+        "There is room for a request while counted + held + hits is within the limit"; `but` is
+        the id whose hold the hits take the place of.
+        """
+        return self.used(terms, now) + self.held(terms, but) + hits <= terms.hard
 
     def wait(self, terms: Terms, now: int, hits: int) -> int:
         """Over the limit the reset is the wait until these same hits pass.
 
-        "(if they never can, one window, or for buckets until they are as new)".
+        "(if they never can, one window, or for buckets until they are as new)". "The wait that
+        a denied request is told counts what is held as if it stayed."
         """
-        if hits > terms.hard:
+        if hits + self.held(terms) > terms.hard:
             return self.whole(terms, now)
         return first_moment(lambda at: self.passes(terms, at, hits), now) - now
 
@@ -269,8 +292,8 @@ class Parts(Counter):
         super().forget()
         self.counts: dict[int, int] = {}
 
-    def copy(self) -> Counter:
-        copied = copy.copy(self)
+    def copy(self) -> Parts:
+        copied = cast("Parts", super().copy())
         copied.counts = dict(self.counts)
         return copied
 
@@ -324,8 +347,8 @@ class Log(Counter):
         super().forget()
         self.entries: list[Entry] = []
 
-    def copy(self) -> Counter:
-        copied = copy.copy(self)
+    def copy(self) -> Log:
+        copied = cast("Log", super().copy())
         copied.entries = [copy.copy(entry) for entry in self.entries]
         return copied
 
@@ -402,9 +425,10 @@ class Bucket(Counter):
         return max(Fraction(0), self._most(terms) - since * terms.rate)
 
     def wait(self, terms: Terms, now: int, hits: int) -> int:
-        if hits > terms.hard:
+        needed = hits + self.held(terms)
+        if needed > terms.hard:
             return self.reset(terms, now)
-        return self._until(terms, now, terms.hard - hits)
+        return self._until(terms, now, terms.hard - needed)
 
     def reset(self, terms: Terms, now: int) -> int:
         return self._until(terms, now, 0)

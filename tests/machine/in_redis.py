@@ -10,9 +10,7 @@ from typing import Any
 
 import redis
 
-from ratelimit_service.model import (
-    Hit,
-)
+from ratelimit_service.model import Hit, Hold
 from ratelimit_service.observability.health import Health
 from ratelimit_service.observability.stats import Stats
 from ratelimit_service.stores import (
@@ -95,9 +93,14 @@ class InRedis(World):
         return 0
 
     def asked(self, told: Sequence[Told]) -> None:
-        hits = [hit for one in told for hit in one.hits]
-        self._places.update({hit.key: self.place(hit) for hit in hits})
-        self.keep({hit.key for hit in hits})
+        places: dict[bytes, int] = {}
+        for hit in [hit for one in told for hit in one.hits]:
+            keys = [hit.key]
+            if hit.spec.holds or isinstance(hit.receipt, Hold):
+                keys += [hit.key + b"~h", hit.key + b"~a"]
+            places.update(dict.fromkeys(keys, self.place(hit)))
+        self._places.update(places)
+        self.keep(places)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         self._began, faults = time.monotonic(), self._faults()

@@ -387,8 +387,11 @@ class Machine(RuleBasedStateMachine):
                 self.drop(name)
 
     def drop(self, name: Identity) -> None:
-        """Has the service and the model forget a counter."""
-        del self.model.counters[name]
+        """Has the service and the model forget a counter, and not what is held beside it."""
+        counter = self.model.counters[name]
+        counter.forget()
+        if not counter.holds:
+            del self.model.counters[name]
         self.lost.add(name)
         self.world.forget(self.keys[name])
 

@@ -48,6 +48,10 @@ def terms_of(limit: Mapping[str, Any]) -> Terms:
         int(limit.get("soft", "0%").removesuffix("%")),
         limit.get("count_denied", False),
         limit.get("name", ""),
+        reservations=limit.get("reservations", False),
+        most_percent=int(limit.get("max_reservation", "100%").removesuffix("%")),
+        longest_us=int(limit.get("max_reservation_ttl", "0s").removesuffix("s")) * SECOND,
+        charged_at_end=limit.get("on_expiry") == "charge",
     )
 
 

@@ -41,6 +41,14 @@ class Terms:
     """Of how many processes each gets its part."""
     units: int = 1
     """How many of its unit a window is long."""
+    reservations: bool = False
+    """Whether hits can be held beside it."""
+    most_percent: int = 100
+    """The part of it that one reservation may hold."""
+    longest_us: int = 0
+    """The longest that one may hold, if it says so."""
+    charged_at_end: bool = False
+    """Whether what is held counts on where nobody settles."""
 
     @property
     def window_us(self) -> int:

@@ -31,6 +31,7 @@ from tests.machine.losing import Failing, LosingNodes, LosingShards
 from tests.machine.machine import Machine
 from tests.machine.machines import CachedMachine, FailingMachine, FullMachine, LosingMachine
 from tests.machine.meaning import Override, Rule, Settings
+from tests.machine.reservations import ReservingMachine
 from tests.machine.terms import SECOND
 from tests.machine.world import FullMemory, Memory, World
 from tests.servers.cluster import SharedCluster
@@ -89,7 +90,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def test_memory(loop: asyncio.AbstractEventLoop) -> None:
     """In memory every answer of a walk is the model's."""
-    run(Memory(loop))
+    run(Memory(loop), ReservingMachine)
 
 
 def test_full_memory(loop: asyncio.AbstractEventLoop) -> None:
@@ -100,14 +101,14 @@ def test_full_memory(loop: asyncio.AbstractEventLoop) -> None:
 def test_redis(loop: asyncio.AbstractEventLoop, redis_server: SharedRedis) -> None:
     """In one Redis, which two processes share, every answer of a walk is the model's."""
     with closing(InRedis(loop, redis_server.url, [redis_server.url])) as world:
-        run(world)
+        run(world, ReservingMachine)
 
 
 def test_ring(loop: asyncio.AbstractEventLoop, redis_server: SharedRedis, ring_url: str) -> None:
     """In a ring, which two processes share, every answer of a walk is the model's."""
     shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
     with closing(InRing(loop, ring_url, shards)) as world:
-        run(world)
+        run(world, ReservingMachine)
 
 
 def test_local_cache(
@@ -216,7 +217,7 @@ def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: SharedCluster) 
     """In a cluster, which two processes share, every answer of a walk is the model's."""
     nodes = [server.url for server in redis_cluster.servers]
     with closing(InCluster(loop, redis_cluster.url, nodes)) as world:
-        run(world)
+        run(world, ReservingMachine)
 
 
 def test_lost_and_found(loop: asyncio.AbstractEventLoop, redis_server: SharedRedis) -> None:

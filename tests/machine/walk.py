@@ -40,7 +40,14 @@ KINDS: list[Limit] = [
     {"algorithm": "concurrency"},
 ]
 COUNTS_ANY = ("fixed_window", "sliding_window", "sliding_log")
-CHOICES = 1 << 40
+RESERVING = ("reservations", "max_reservation", "on_expiry", "max_reservation_ttl")
+ALONE = (*RESERVING, "count_denied")
+"""What limits that pay in turn cannot have."""
+
+CHOICES = 1 << 48
+
+MANY = 25_000
+"""Of which a hold takes a ten-thousandth at least, which is 3."""
 
 
 class Choice:
@@ -72,6 +79,21 @@ def numbered(limit: Limit, choice: Choice) -> Limit:
         found["soft"] = soft
     if limit["algorithm"] in COUNTS_ANY:
         found["count_denied"] = choice.one_in(6)
+    return _reservations(found, choice)
+
+
+def _reservations(limit: Limit, choice: Choice) -> Limit:
+    """The same limit, and half of those that can take reservations do."""
+    found = {key: value for key, value in limit.items() if key not in RESERVING}
+    if choice.one_in(2) or "max_wait" in limit or limit["algorithm"] == "concurrency":
+        return found
+    found["reservations"] = True
+    found["max_reservation"] = choice.of(["100%", "100%", "50%", "34%"])
+    found["on_expiry"] = choice.of(["release", "charge"])
+    if choice.one_in(3):
+        found["max_reservation_ttl"] = "2s"
+    if limit["algorithm"] != "sliding_log" and choice.one_in(8):
+        found["requests_per_unit"] = MANY
     return found
 
 
@@ -89,7 +111,7 @@ def moded(node: Rule, choice: Choice) -> Rule:
 
 def in_turn(limit: Limit, place: int) -> Limit:
     """The same limit as it may stand in a list whose limits pay in turn."""
-    found = {key: value for key, value in limit.items() if key != "count_denied"}
+    found = {key: value for key, value in limit.items() if key not in ALONE}
     found.setdefault("name", f"p{place}")
     if limit["algorithm"] in ("token_bucket", "leaky_bucket"):
         found.pop("soft", None)
@@ -216,6 +238,28 @@ requested = st.tuples(wishes, st.sampled_from([0, 0, 1, 2]), st.integers(0, 1))
 """A request, and the process that gets it."""
 
 requests = st.lists(request, min_size=1, max_size=3)
+
+
+class Held(NamedTuple):
+    """What is to be reserved: hits, for how many seconds, and by which id, if by one of before."""
+
+    hits: int
+    ttl: int
+    again: int | None
+
+
+def _held(number: int) -> Held:
+    choice = Choice(number)
+    return Held(
+        choice.of([2, 1, 3, 0, 5, 40, MANY - 2]),
+        choice.of([60, 1, 0, 10, 3_000]),
+        choice.of([None, None, *range(5)]),
+    )
+
+
+held = st.integers(0, CHOICES).map(_held)
+used = st.sampled_from([2, 0, 1, 3, 40, MANY - 2])
+"""What was used of it."""
 
 LONG = [40 * DAY, SECOND << 20, MINUTE << 20]
 """Among them so many windows that their numbers, modulo 2^20, are those of now."""

@@ -166,6 +166,13 @@ class Told(NamedTuple):
     """What the service gave back by itself of a request that it had to refuse."""
 
 
+class Reserving(NamedTuple):
+    """What a call that reserves, settles, asks or reports was answered, and what it asked for."""
+
+    answer: bytes | Refusal
+    hits: Sequence[Hit]
+
+
 class UnderWay:
     """A call that is under way, with what its store was asked for it."""
 
@@ -248,8 +255,7 @@ class Process:
         self.recorder.seam = seam
         (answer,) = await self._service.decide(_bodies([(asked, hits)]))
         self.recorder.seam = ""
-        while self.recorder.unanswered:  # the service need not wait for it
-            await asyncio.sleep(0)
+        await self._all_answered()
         if isinstance(answer, Refusal):
             answered = seam == "after the charge" and answer.code is StatusCode.UNAVAILABLE
             assert answered or answer.code is StatusCode.INTERNAL, answer
@@ -264,6 +270,20 @@ class Process:
         counted = FAILED._replace(counted=_counted(outcomes))
         return Told(counted, lease, noted, not outcomes, back)
 
+    async def _all_answered(self) -> None:
+        """Returns when the store has answered; the service need not wait for it."""
+        while self.recorder.unanswered:
+            await asyncio.sleep(0)
+
+    async def reserving(self, method: str, message: bytes, seam: str = "") -> Reserving:
+        """Calls one of the methods that reserve, settle, ask and report, with a fault at a seam."""
+        self.recorder.noted.clear()
+        self.recorder.seam = seam
+        answer = await self._service.reservations.call(method, message)
+        self.recorder.seam = ""
+        await self._all_answered()
+        return Reserving(answer, [hit for hits, _ in self.recorder.noted for hit in hits])
+
     async def decide_unsent(self, asked: Sequence[Asked], hits: int) -> Told:
         """Asks for what cannot be sent to Redis."""
         self.recorder.unsendable = True
@@ -274,7 +294,7 @@ class Process:
 
 def _bodies(requests: Sequence[tuple[Sequence[Asked], int]]) -> list[bytes]:
     return [
-        wire.encode_request(Request(DOMAIN, tuple(map(_descriptor, asked)), hits))
+        wire.encode_request(Request(DOMAIN, tuple(map(descriptor, asked)), hits))
         for asked, hits in requests
     ]
 
@@ -329,7 +349,7 @@ def _counted(outcomes: Outcomes) -> tuple[Counted, ...]:
     )
 
 
-def _descriptor(asked: Asked) -> Descriptor:
+def descriptor(asked: Asked) -> Descriptor:
     limit = None
     if asked.limit:
         number, unit = asked.limit

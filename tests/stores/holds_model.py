@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from tests.stores import orders
+
 __all__ = ["HONEST", "Rules", "search"]
 
 _LIMIT: Final = 4
@@ -101,35 +103,8 @@ _Step = tuple[str, State]
 
 
 def search(depth: int, rules: Rules = HONEST) -> tuple[int, list[str]]:
-    """Walks all orders of steps up to a depth, the shortest first.
-
-    Returns how many states there are, and the steps to the first one whose books are wrong; none
-    if there is none.
-    """
-    first = State()
-    came_from: dict[State, tuple[State, str]] = {}
-    seen, edge = {first}, [first]
-    for _ in range(depth):
-        following = []
-        for state in edge:
-            for name, after in _steps(state, rules):
-                if after in seen:
-                    continue
-                seen.add(after)
-                came_from[after] = state, name
-                if _is_wrong(after):
-                    return len(seen), _trace(came_from, after)
-                following.append(after)
-        edge = following
-    return len(seen), []
-
-
-def _trace(came_from: dict[State, tuple[State, str]], state: State) -> list[str]:
-    names: list[str] = []
-    while state in came_from:
-        state, name = came_from[state]
-        names.append(name)
-    return names[::-1]
+    """Walks all orders of steps up to a depth, as `orders.search` does."""
+    return orders.search(State(), depth, lambda state: _steps(state, rules), _is_wrong)
 
 
 def _is_wrong(state: State) -> bool:

@@ -128,11 +128,12 @@ async def test_a_second_reserve_with_the_same_id_extends_it(store: Store, clock:
 
 
 async def test_a_settled_id_holds_nothing_again(store: Store) -> None:
-    """An extension that comes after the settle only asks."""
+    """An extension that comes after the settle is denied, and who only asks with it is not."""
     await one(store, reserve(WINDOW, 6))
     await one(store, settle(WINDOW, 1))
 
-    assert taken(await one(store, reserve(WINDOW, 6))) == (True, 3)
+    assert taken(await one(store, reserve(WINDOW, 6))) == (False, 3)
+    assert taken(await one(store, reserve(WINDOW, 0))) == (True, 9)
     assert taken(await one(store, hit(WINDOW, 0))) == (True, 9)
 
 
@@ -184,6 +185,7 @@ CHARGED = Reservations(charged=True)
     [
         (WINDOW, T + MINUTE),
         (WINDOW._replace(algorithm="sliding_log"), T + TTL + MINUTE),
+        (WINDOW._replace(algorithm="sliding_window"), T + 110 * SECOND + 1),
         (WINDOW._replace(algorithm="sliding_window", buckets=60), T + TTL + 61 * SECOND),
         (WINDOW._replace(algorithm="token_bucket"), T + TTL + 36 * SECOND),
     ],
@@ -207,6 +209,41 @@ async def test_no_counter_has_more_than_ten_thousand_holds(store: Store) -> None
 
     assert taken(await one(store, reserve(limit, 1))) == (True, 999_900)
     assert taken(await one(store, reserve(limit, 0, OTHER))) == (True, 999_900)
+
+
+async def test_who_only_asks_needs_no_more_room_than_asked_for(store: Store) -> None:
+    """The least that a hold takes is for what is held."""
+    for limit in (
+        Limit(1_000_000, Unit.MINUTE, reservations=RESERVING),
+        Limit(1_000_000, Unit.HOUR),
+    ):
+        await one(store, hit(limit, 999_999))
+
+        assert taken(await one(store, reserve(limit, 1, ttl_us=0))) == (True, 0)
+        assert taken(await one(store, reserve(limit, 2, ttl_us=0))) == (False, 1)
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+async def test_a_bucket_counts_no_denied_hits_beside_what_is_held(
+    store: Store, algorithm: str
+) -> None:
+    """With `count_denied` it takes only what has room, as ever."""
+    limit = WINDOW._replace(algorithm=algorithm)
+    await one(store, reserve(limit, 6))
+
+    outcome = await one(store, hit(limit, 5, count_denied=True))
+
+    assert (outcome.over, outcome.charged, outcome.remaining) == (True, 0, 4)
+    assert taken(await one(store, hit(limit, 4))) == (True, 0)
+
+
+async def test_places_can_be_asked_for(store: Store) -> None:
+    """A limit of places among others that pay in turn is asked, and gives none."""
+    places = PLAIN._replace(algorithm="concurrency")
+
+    for _ in range(2):
+        assert taken(await one(store, reserve(places, 6, ID[:8]))) == (True, 4)
+    assert taken(await one(store, reserve(places, 11, ID[:8]))) == (False, 10)
 
 
 async def test_a_reset_drops_what_is_held(store: Store) -> None:

@@ -28,8 +28,8 @@ local function charge_beside(hit, state, now, addend, beside, force, lease)
   if beside == 0 then
     return charge(state, now, addend, spec, force, lease)
   end
-  local both = charge(state, now, beside + addend, spec, false, "")
-  if not both.passed and not force then
+  local both = charge(state, now, beside + addend, spec, force, "")
+  if not both.passed and both.counted == 0 then
     both.remaining, both.state, both.counted = left(hit, state, now, beside), state, 0
     return both
   end
@@ -60,24 +60,33 @@ local function settle_hold(hit, state, now, changes, total, own)
   return step
 end
 
+local function counts_for(hits, spec, at)
+  local charge = algorithms[spec.algorithm].charge
+  local state = charge(false, at, hits, spec, true, "").state
+  return charge(state, at, spec.limit, spec, false, "").retry
+end
+
 local function reserve(hit, state, now, changes, total, own)
-  local charge, spec, hits = algorithms[hit.spec.algorithm].charge, hit.spec, 0
-  if hit.addend > 0 then
-    hits = math.max(hit.addend, math.ceil(spec.limit / MOST_HOLDS))
+  local spec, hits = hit.spec, hit.addend
+  local holds = hits > 0 and spec.holds and hit.hold.ttl > 0
+  if holds then
+    hits = math.max(hits, math.ceil(spec.limit / MOST_HOLDS))
   end
   local beside = spec.holds and total - math.max(0, own) or 0
-  local step = charge(state, now, beside + hits, spec, false, "")
+  local step = algorithms[spec.algorithm].charge(state, now, beside + hits, spec, false, hit.lease)
+  if not step.passed then
+    step.remaining = left(hit, state, now, beside)
+  elseif holds and own == SETTLED then
+    step.passed = false
+  end
   local more = 0
-  if step.passed and hits > 0 and own ~= SETTLED and spec.holds and hit.hold.ttl > 0 then
+  if step.passed and holds then
     local life = hit.hold.ttl
     if hit.hold.charged then
-      life = life + charge(false, now + life, hits, spec, true, "").reset
+      life = life + counts_for(hits, spec, now + life)
     end
     note(hit, hits, life, beside + hits, changes)
     more = math.max(0, hits - math.max(0, own))
-  end
-  if not step.passed then
-    step.remaining = left(hit, state, now, beside)
   end
   step.state, step.counted = state, more
   return step

@@ -191,9 +191,8 @@ class Simulator:
         to_hold = hits_to_hold(plans, hits, _id_of(name), min(ttl_us or most_us, most_us))
         settled = self._settled_of(plans, to_hold, at_us)
         passed = settled.verdict.passes
-        return SimulatedReservation(
-            passed, rules, hits if passed and any(map(is_held, to_hold)) else 0
-        )
+        held = passed and any(map(is_held, to_hold, settled.outcomes))
+        return SimulatedReservation(passed, rules, hits if held else 0)
 
     def settle(self, request: Request, hits: int, name: str, at_us: int) -> SimulatedReservation:
         """Ends what `reserve` holds under this name, and counts hits: once, whatever limits say.

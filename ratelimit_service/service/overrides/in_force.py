@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.limiter import DomainOverrides
-from ratelimit_service.model import NEVER_US, Entry, Hit, Override, Request
+from ratelimit_service.limiter import DomainOverrides, Plan
+from ratelimit_service.model import NEVER_US, Entry, Hit, Override, OverrideKind, Request
 from ratelimit_service.model.refusal import Answer
 from ratelimit_service.observability.bugs import Bugs
 from ratelimit_service.rules.matchers.effort import EFFORT, EffortSpentError
@@ -133,6 +133,19 @@ class OverridesInForce:
         """The overrides that take a descriptor now, the first one first."""
         known = self._domains.get(domain)
         return known.overrides.meeting(entries, now_us) if known else []
+
+    def without_bans(self, body: bytes, plans: Sequence[Plan], now_us: int) -> Sequence[Plan]:
+        """What overrides make of a request's plans where bans do nothing."""
+        request = wire.decode_request(body)
+        meetings = [
+            [
+                each
+                for each in self.meeting(request.domain, descriptor.entries, now_us)
+                if each.kind is not OverrideKind.BAN
+            ]
+            for descriptor in request.descriptors
+        ]
+        return limiter.apply_overrides(plans, meetings, now_us, self._settings).plans
 
     def apply(
         self,

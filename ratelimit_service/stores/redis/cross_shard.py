@@ -175,7 +175,11 @@ class CrossShardRequest:
             if (outcome := outcomes[index])
             and (
                 undoable(hits[index], outcome, dropped=self.dropped)
-                or (not outcome.over and keys.count(hits[index].key) > 1)
+                or (
+                    not outcome.over
+                    # A limit behind a grant was only looked at, and told when it has room again.
+                    and (keys.count(hits[index].key) > 1 or hits[index - 1].mode is Mode.GRANT)
+                )
             )
         }
 
