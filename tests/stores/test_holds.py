@@ -256,6 +256,17 @@ async def test_a_reset_drops_what_is_held(store: Store) -> None:
     assert taken(await one(store, hit(WINDOW, 0))) == (True, 10)
 
 
+async def test_a_reset_drops_what_was_settled(store: Store) -> None:
+    """Also of a limit without reservations: the counter is as new in every store."""
+    assert isinstance(store, MemoryStore | RedisStore)
+    await one(store, settle(PLAIN, 6))
+
+    await store.forget([hit(PLAIN, 0)])
+    await one(store, settle(PLAIN, 6))
+
+    assert taken(await one(store, hit(PLAIN, 0))) == (True, 4)
+
+
 async def test_many_ended_holds_are_let_go_of_some_at_a_time(
     redis_store: RedisStore, clock: Time
 ) -> None:

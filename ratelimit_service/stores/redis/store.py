@@ -197,10 +197,8 @@ class RedisStore:
         Raises StoreError at the first one that cannot be reached; those before it have been reset.
         """
         for hit in hits:
-            keys = [
-                hit.key,
-                *([hit.key + behind for behind in HELD_KEYS] if hit.spec.holds else ()),
-            ]
+            # What is held, or was settled, may be of a time when the limit was another one.
+            keys = [hit.key, *(hit.key + behind for behind in HELD_KEYS)]
             await self._command(self._find, hit, ("DEL", *map(self.key, keys)))
         self._given_back([hit.key for hit in hits])
 
