@@ -46,10 +46,14 @@ def hits_to_hold(
     several: list[list[Hit]] = []
     for plan in plans:
         several.append([])
+        mixed = plan.rule.in_turn and len({hit.spec.algorithm.leases for hit in plan.hits}) > 1
         for limit, hit in zip(plan.rule.limits, plan.hits, strict=True):
             asked = _of(hit, number)._replace(count_denied=False)
             if hit.policy is FailurePolicy.LOCAL:
                 asked = asked._replace(policy=FailurePolicy.OPEN)  # nobody could settle it
+            if mixed:  # nobody would give a place back
+                several[-1].append(asked._replace(receipt=Hold(0)))
+                continue
             if hit.spec.algorithm.leases:
                 takes = ttl_us > 0 and not extends and not (plan.rule.in_turn and hit.joined)
                 several[-1].append(asked._replace(addend=int(takes)))

@@ -39,7 +39,7 @@ def test_one_limit_holds_and_settles_in_any_order() -> None:
 
     An id holds, or is known as settled, in one limit at most. What it has used counts where it
     held, and once while it is known. What is counted and held in a limit is within it, but for
-    overruns there. A reserve is denied only if none that is asked has room.
+    overruns there. A reserve is denied only if none that is asked has room, or its id was settled.
     """
     seen, edge = {Books()}, [Books()]
     for _ in range(_DEPTH):
@@ -109,7 +109,7 @@ def _charged(books: Books, hold_id: bytes, hold: Hold | None, hits: int) -> Book
             counted[pays] += hits
             overrun[pays] += max(0, hits - own[pays]) if holder >= 0 else 0
     else:
-        assert (by < 0) == (first >= 0), books
+        assert (by < 0) == (first >= 0 and -1 not in own), books
         if hold is None and first >= 0:
             counted[first] += hits
     return Books(

@@ -395,8 +395,9 @@ class Model:
             place = self.counter(pot, who), hold_id
             fits = hits * 100 <= size * pot.largest
             if fits and self.room(pot, size, who, now, hold_id) >= hits:
-                if self.holds.get(place, (0, 0))[0] >= 0:
-                    self.holds[place] = hits, now + TTL * SECOND
+                if self.holds.get(place, (0, 0))[0] < 0:
+                    return False
+                self.holds[place] = hits, now + TTL * SECOND
                 return True
         return False
 
