@@ -209,15 +209,18 @@ def _charge_first(
     """
     addend, hold = hits[indices[0]].addend, hits[indices[0]].receipt
     payer, asked = -1, indices
+    settles = isinstance(hold, Hold) and hold.settles
     if isinstance(hold, Hold):
         known = [index for index in indices if holding.knows(hits[index], changes, at.held)]
         asked = known or indices
     for index in asked:
-        steps[index] = _charge(hits[index]._replace(addend=addend), changes, at)
-        if steps[index].passed or steps[index].counted:
+        step = steps[index] = _charge(hits[index]._replace(addend=addend), changes, at)
+        # To settle by 0 hits counts nothing, but the id is known from then on.
+        settled = settles and holding.knows(hits[index], changes, at.held)
+        if step.passed or step.counted or settled:
             payer = index
             break
-    passed = payer >= 0 and not (isinstance(hold, Hold) and hold.settles)
+    passed = payer >= 0 and not settles
     later_us = steps[asked[0]].retry_us + 1  # who is not asked has no room sooner
     for index in indices:
         if index != payer and (payer >= 0 or index not in asked):

@@ -59,7 +59,8 @@ def _steps(books: Books) -> Iterator[Books]:
     for hold_id in _IDS:
         for hits in (1, 2):
             yield _charged(books, hold_id, Hold(60_000_000), hits)
-        yield _charged(books, hold_id, Hold(60_000_000, settles=True), 2)
+        for hits in (0, 2):
+            yield _charged(books, hold_id, Hold(60_000_000, settles=True), hits)
     for place in books.held:
         yield books._replace(held=books.held - {place})
 

@@ -39,19 +39,27 @@ ONLY_ASKS = Wanted("", 0)
 
 
 def too_large(meant: Sequence[Meant], settings: Settings) -> bool:
-    """Rule: "A reservation larger than `max_reservation` is denied, and never held in part"."""
-    return any(
-        hits * 100 > terms.hard * terms.most_percent
-        for one in meant
-        for terms, hits in zip(one.terms, one.hits, strict=True)
-        if _holds(one, terms, settings)
-    )
+    """Rule: "A reservation larger than `max_reservation` is denied, and never held in part".
+
+    Of limits that pay in turn: "If all of them let less be held, it is denied."
+    """
+    for one in meant:
+        pairs = zip(one.terms, one.hits, strict=True)
+        refusing = [
+            _too_large(terms, hits) for terms, hits in pairs if _holds(one, terms, settings)
+        ]
+        if all(refusing) and refusing if one.first else any(refusing):
+            return True
+    return False
+
+
+def _too_large(terms: Terms, hits: int) -> bool:
+    return hits * 100 > terms.hard * terms.most_percent
 
 
 def _holds(one: Meant, terms: Terms, settings: Settings) -> bool:
-    """Rule: "`shadow_mode`, `quota_mode`: Nothing is held"; "`charge: first`: [they] take none"."""
-    loose = one.shadow or one.quota or one.first or settings.shadow_mode
-    return terms.reservations and not loose
+    """Rule: "`shadow_mode`, `quota_mode`: Nothing is held"."""
+    return terms.reservations and not (one.shadow or one.quota or settings.shadow_mode)
 
 
 def hold(
@@ -65,13 +73,11 @@ def hold(
     before, held = scratch.copies(), False
     for one, names in zip(meant, _names(meant, wanted.id), strict=True):
         before_one = scratch.copies()
-        held_here = [
-            _hold_at(one, place, name, scratch, settings, wanted)
-            for place, name in enumerate(names)
-        ]
-        if one.first and not all(each.over for each in one.results):
-            one.results = [each._replace(over=False) for each in one.results]
-        held = held or any(held_here)
+        if one.first:
+            held = _hold_first(one, names, scratch, settings, wanted) or held
+        else:
+            for place, name in enumerate(names):
+                held = _hold_at(one, place, name, scratch, settings, wanted) or held
         if one.over and (one.shadow or (settings.shadow_mode and not one.quota)):
             scratch.go_back(before_one)
     denied = verdicts.denied(meant, settings) and not settings.shadow_mode
@@ -81,15 +87,55 @@ def hold(
 
 
 def _names(meant: Sequence[Meant], hold_id: str) -> list[list[str]]:
-    """Of each limit the name of its hold: several on one counter have each their own."""
+    """Of each limit the name of its hold: several on one counter have each their own.
+
+    A soft part that pays in turn has that of its limit.
+    """
     met: Tally[Identity] = Tally()
     names: list[list[str]] = []
     for one in meant:
         names.append([])
         for counter in one.counters:
             names[-1].append(f"{hold_id}-{met[counter]}")
-            met[counter] += 1
+            met[counter] += not one.first
+        met.update(set(one.counters) if one.first else ())
     return names
+
+
+def _hold_first(
+    one: Meant, names: Sequence[str], scratch: Scratch, settings: Settings, wanted: Wanted
+) -> bool:
+    """Rule: "The first limit that has room for all of it holds all of it", and no other.
+
+    "The hold is extended where it lies, and nowhere else."
+    """
+    known = _known(one, names, scratch)
+    held, met = False, False
+    one.results = []
+    for place, name in enumerate(names):
+        asked = not met and (not known or place in known)
+        if asked:
+            held = _hold_at(one, place, name, scratch, settings, wanted) or held
+            met = not one.results[-1].over
+        else:
+            one.results.append(Counted(True, 0, 0, 0))
+    if met:
+        one.results = [each._replace(over=False) for each in one.results]
+    return held
+
+
+def _mixes(one: Meant) -> bool:
+    """Whether some limits of a list that pay in turn have places, and others count."""
+    return one.first and len({terms.algorithm == "concurrency" for terms in one.terms}) > 1
+
+
+def _known(one: Meant, names: Sequence[str], scratch: Scratch) -> list[int]:
+    """The limits that know an id: it is held there, or was settled."""
+    found = []
+    for place, (counter, terms) in enumerate(zip(one.counters, one.terms, strict=True)):
+        if scratch.counter(counter, terms).holds.of(names[place]) is not None:
+            found.append(place)
+    return found
 
 
 def _hold_at(
@@ -104,7 +150,7 @@ def _hold_at(
     (hold_id, ttl_us, extends), now = wanted, scratch.now
     terms, hits = one.terms[place], one.hits[place]
     at = scratch.counter(one.counters[place], terms)
-    if terms.algorithm == "concurrency" and not one.first:
+    if terms.algorithm == "concurrency" and not _mixes(one):
         # Rule: "To reserve by the same id again takes no other".
         places = 1 if ttl_us and not extends else 0
         over = not at.passes(terms, now, places)
@@ -120,6 +166,8 @@ def _hold_at(
     # Rule: "To reserve by an id that was settled is denied".
     settled = known is not None and known.hits == SETTLED
     over = not at.passes(terms, now, hits, but=name) or (holds and settled)
+    if one.first and ttl_us and terms.reservations and _too_large(terms, one.hits[place]):
+        over = True  # "The limit is passed over, and the next one may hold it."
     one.results.append(Counted(over, 0, 0, 0))
     if over or not holds:
         return False
@@ -140,22 +188,33 @@ def settle(meant: Sequence[Meant], scratch: Scratch, hold_id: str) -> bool:
     """
     held = False
     for one, names in zip(meant, _names(meant, hold_id), strict=True):
-        if one.first:
-            _pay(one, scratch)
+        if one.first and (_mixes(one) or one.terms[0].algorithm != "concurrency"):
+            held = _settle_first(one, names, scratch, hold_id) or held
             continue
         for place, name in enumerate(names):
             held = _settle_at(one, place, name, scratch, hold_id) or held
     return held
 
 
-def _pay(one: Meant, scratch: Scratch) -> None:
-    """Rule: "Commit charges the first one that has room, and counts nothing where none has"."""
+def _settle_first(one: Meant, names: Sequence[str], scratch: Scratch, hold_id: str) -> bool:
+    """Rule: "the limit that held is the one that settles".
+
+    "Commit, late or with an unknown id: the first limit that has room counts it, once."
+    """
     now = scratch.now
-    for name, terms, hits in zip(one.counters, one.terms, one.hits, strict=True):
+    for place in _known(one, names, scratch):
+        return _settle_at(one, place, names[place], scratch, hold_id)
+    for place, (name, terms, hits) in enumerate(
+        zip(one.counters, one.terms, one.hits, strict=True)
+    ):
         at = scratch.counter(name, terms)
         if at.passes(terms, now, hits):
-            at.take(terms, now, hits, "")
-            return
+            if terms.algorithm == "concurrency":
+                at.take(terms, now, hits, "")
+            else:
+                _settle_at(one, place, names[place], scratch, hold_id)
+            return False
+    return False
 
 
 def _settle_at(one: Meant, place: int, name: str, scratch: Scratch, hold_id: str) -> bool:

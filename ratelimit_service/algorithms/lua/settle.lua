@@ -64,6 +64,7 @@ end
 -- Charges the first of these counters that has room for all hits, or the one that knows the id. The others are looked at.
 local function charge_first(hits, first, last, steps, changes, read, now)
   local hold, payer, known, one_knows = hits[first].hold, nil, {}, nil
+  local settles = hold and hold.settles
   for place = first, hold and last or 0 do
     known[place] = hits[place].hold and holding.knows(hits[place], changes)
     one_knows = one_knows or (known[place] and place)
@@ -72,7 +73,9 @@ local function charge_first(hits, first, last, steps, changes, read, now)
     hits[place].addend = hits[first].addend
     if not payer and (known[place] or not one_knows) then
       steps[place] = charge(hits[place], changes, read, now)
-      payer = (steps[place].passed or steps[place].counted > 0) and place
+      -- To settle by 0 hits counts nothing, but the id is known from then on.
+      local settled = settles and hits[place].hold and holding.knows(hits[place], changes)
+      payer = (steps[place].passed or steps[place].counted > 0 or settled) and place
     end
   end
   local later = steps[one_knows or first].retry + 1 -- who is not asked has no room sooner
@@ -80,7 +83,7 @@ local function charge_first(hits, first, last, steps, changes, read, now)
     local hit = hits[place]
     if place ~= payer and (payer or not steps[place]) then
       steps[place] = give_back({ key = hit.key, spec = hit.spec, addend = 0, lease = "" }, changes, read, now)
-      steps[place].passed, steps[place].retry = payer and not (hold and hold.settles), later
+      steps[place].passed, steps[place].retry = payer and not settles, later
     end
   end
   return not payer
