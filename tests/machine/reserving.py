@@ -188,7 +188,7 @@ def settle(meant: Sequence[Meant], scratch: Scratch, hold_id: str) -> bool:
     """
     held = False
     for one, names in zip(meant, _names(meant, hold_id), strict=True):
-        if one.first and (_mixes(one) or one.terms[0].algorithm != "concurrency"):
+        if one.first and any(terms.algorithm != "concurrency" for terms in one.terms):
             held = _settle_first(one, names, scratch, hold_id) or held
             continue
         for place, name in enumerate(names):
