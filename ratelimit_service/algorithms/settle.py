@@ -207,10 +207,13 @@ def _charge_first(
     If none has room, each step says when its counter will have. Where an id that reserves or
     settles holds already, or was settled, no other counter is charged. A settle passes only there.
     """
-    addend, hold = hits[indices[0]].addend, hits[indices[0]].receipt
+    addend = hits[indices[0]].addend
+    # Where some of these limits give places, only the others can hold.
+    holds = [hits[index].receipt for index in indices]
+    hold = next((each for each in holds if isinstance(each, Hold)), None)
     payer, asked = -1, indices
-    settles = isinstance(hold, Hold) and hold.settles
-    if isinstance(hold, Hold):
+    settles = hold is not None and hold.settles
+    if hold is not None:
         known = [index for index in indices if holding.knows(hits[index], changes, at.held)]
         asked = known or indices
     for index in asked:

@@ -61,6 +61,11 @@ descriptors:
   rate_limits:
   - {name: tier, unit: year, requests_per_unit: 500, max_reservation: 80%}
   - {name: spare, unit: month, requests_per_unit: 1000}
+- key: places first
+  charge: first
+  rate_limits:
+  - {name: one place, unit: year, requests_per_unit: 10, algorithm: concurrency, reservations: false}
+  - {name: else, unit: year, requests_per_unit: 10, reservations: false}
 - key: mixed
   charge: first
   rate_limits:
@@ -277,6 +282,13 @@ async def test_a_place_in_a_list_that_pays_in_turn_is_not_taken(gateway: Gateway
 
     assert (await gateway.reserve(10, "mixed=p"))[0]
     assert (await gateway.reserve(10, "mixed=p"))[0]
+
+
+async def test_a_list_that_mixes_places_and_counts_holds_nothing(gateway: Gateway) -> None:
+    """So a commit ends no hold, whichever of its limits comes first."""
+    for text in ("mixed=q", "places first=q"):
+        _, held = await gateway.reserve(2, text)
+        assert not await gateway.commit(held, 2, text)
 
 
 async def test_a_list_without_room_leaves_the_others_to_count(gateway: Gateway) -> None:

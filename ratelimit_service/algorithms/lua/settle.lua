@@ -63,10 +63,11 @@ end
 
 -- Charges the first of these counters that has room for all hits, or the one that knows the id. The others are looked at.
 local function charge_first(hits, first, last, steps, changes, read, now)
-  local hold, payer, known, one_knows = hits[first].hold, nil, {}, nil
-  local settles = hold and hold.settles
-  for place = first, hold and last or 0 do
-    known[place] = hits[place].hold and holding.knows(hits[place], changes)
+  local settles, payer, known, one_knows = false, nil, {}, nil
+  for place = first, last do
+    local hold = hits[place].hold -- where some of these limits give places, only the others can hold
+    settles = settles or (hold and hold.settles)
+    known[place] = hold and holding.knows(hits[place], changes)
     one_knows = one_knows or (known[place] and place)
   end
   for place = first, last do
