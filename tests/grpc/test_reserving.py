@@ -64,7 +64,7 @@ descriptors:
 - key: places first
   charge: first
   rate_limits:
-  - {name: one place, unit: year, requests_per_unit: 10, algorithm: concurrency, reservations: false}
+  - {name: slot, unit: year, requests_per_unit: 9, algorithm: concurrency, reservations: false}
   - {name: else, unit: year, requests_per_unit: 10, reservations: false}
 - key: mixed
   charge: first
