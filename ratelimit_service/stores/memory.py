@@ -190,7 +190,8 @@ class MemoryStore(CounterTables):
         for table, key, counter, number, pair, packed in reversed(undo):
             self._bulk += bulk_of(packed) - bulk_of(counter.packed)
             counter.number, counter.pair, counter.packed = number, pair, packed
-            if number < 0 and packed is None:  # it was new
+            new = number < 0 and packed is None and not isinstance(counter, HoldingCounter)
+            if new:
                 del table[key]
                 self._size -= 1
 

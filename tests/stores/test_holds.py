@@ -100,6 +100,16 @@ async def test_a_settle_counts_once(store: Store, limit: Limit) -> None:
     assert taken(await one(store, hit(limit, 0))) == (True, 4)
 
 
+@pytest.mark.parametrize("limit", [WINDOW, PLAIN])
+async def test_a_denied_request_forgets_no_settled_id(store: Store, limit: Limit) -> None:
+    """Also where nothing is counted: what was settled by 0 hits is settled."""
+    await one(store, settle(limit, 0))
+    await charged(store, [[hit(limit, 1), hit(PLAIN, 11, key="b")]])
+
+    assert (await one(store, settle(limit, 3))).charged == 0
+    assert taken(await one(store, hit(limit, 0))) == (True, 10)
+
+
 async def test_a_hold_ends_at_its_time_and_not_with_the_window(store: Store, clock: Time) -> None:
     """It outlives the window that it began in, and counts nothing when its time is over."""
     clock.now_us = T + 50 * SECOND
