@@ -184,9 +184,7 @@ class Model:
         meant = meanings(
             descriptors, 0, self.rules, self.settings, self.share, (overrides, self.now)
         )
-        # Limits that pay in turn are asked by themselves, after the others.
-        in_order = sorted(meant, key=lambda one: one.first)
-        self.last = [name for one in in_order for name in one.counters]
+        self.last = [name for one in meant for name in one.counters]
         scratch = Scratch(self.counters, now)
         held = settle(meant, scratch, hold_id)
         scratch.put_away()
