@@ -177,6 +177,47 @@ async def test_hits_on_one_counter_of_a_denied_request_are_told_what_all_leave(
     assert ring.count(east) == counted
 
 
+@pytest.mark.parametrize("count_denied", [(True, False), (False, True), (False, False)], ids=str)
+async def test_places_of_a_denied_request_are_given_back_to_a_queue(
+    ring: Ring, count_denied: tuple[bool, bool]
+) -> None:
+    """Also if another of its hits came behind, and counts though it is denied."""
+    store = RedisStore(ring.url, 5_000_000, ring.stats, ring.health, lambda: T)
+    await started(store)
+    queue = CounterSpec(ALGORITHMS["leaky_bucket"], 5, MINUTE, 11, 0, CounterForm(queue=True))
+    east = ring.hit("east")._replace(spec=queue)
+    hits = [
+        east._replace(addend=1, count_denied=count_denied[0]),
+        east._replace(addend=2, count_denied=count_denied[1]),
+    ]
+
+    (outcomes,) = await charged(store, [[*hits, ring.hit("west", limit=0)]])
+    left = await _left(store, east)
+    await store.close()
+
+    counted = [count_denied[0] * 1, count_denied[1] * 2]
+    assert [(o.over, o.remaining, o.charged) for o in outcomes[:2] if o] == [
+        (False, 5 - sum(counted), each) for each in counted
+    ]
+    assert left == 5 - sum(counted)
+
+
+async def test_limit_behind_a_spent_grant_is_told_what_its_own_charge_leaves(
+    ring: Ring, store: RedisStore
+) -> None:
+    """Each of two descriptors in shadow mode, not what both leave; one more denies neither."""
+    east, full = ring.hit("east"), ring.hit("west", limit=0)
+    east = east._replace(mode=Mode.SHADOW, count_denied=True)
+    full = full._replace(mode=Mode.SHADOW, joined=True)
+    grant = ring.hit("east", limit=0, key="g")._replace(mode=Mode.GRANT)
+    grant = grant._replace(key=grant_key(east.key, "g"))
+
+    (outcomes,) = await charged(store, [[grant, east, full] * 2])
+
+    told = [(o.over, o.remaining, o.charged) for o in outcomes if o]
+    assert told[1::3] == [(False, 4, 1), (False, 3, 1)]
+
+
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
 async def test_hits_that_passed_are_told_the_reset_though_their_counter_is_over(
     ring: Ring, algorithm: str

@@ -23,7 +23,7 @@ from ratelimit_service.stores.redis.give_back import (
     give_back,
     late_refunds,
     look,
-    undo,
+    refunds,
     undoable,
 )
 from ratelimit_service.stores.redis.shard import Shard
@@ -177,24 +177,22 @@ class CrossShardRequest:
                 undoable(hits[index], outcome, dropped=self.dropped)
                 or (
                     not outcome.over
-                    # A limit behind a grant was only looked at, and told when it has room again.
-                    and (keys.count(hits[index].key) > 1 or hits[index - 1].mode is Mode.GRANT)
+                    and (
+                        keys.count(hits[index].key) > 1
+                        # Behind a grant that paid it was told how long to wait for room.
+                        or (hits[index - 1].mode is Mode.GRANT and not outcome.charged)
+                    )
                 )
             )
         }
 
     def _take_back(self, shard: Shard, indexes: Sequence[int], at_us: int, *, local: bool) -> None:
         """Gives back what was counted of these hits, all of one home, and asks what is left."""
-        undone, peeks = [], []
-        for index in indexes:
-            hit, outcome = self.hits[index], self.outcomes[index]
-            assert outcome is not None  # noqa: S101 -- it was counted
-            peeks.append(look(hit))
-            if undoable(hit, outcome, dropped=self.dropped):
-                undone.append(undo(hit, outcome, at_us))
-                self.stats.given_back += outcome.charged
+        hits = [self.hits[index] for index in indexes]
+        outcomes = [self.outcomes[index] for index in indexes]
+        undone, peeks = refunds(hits, outcomes, at_us, dropped=self.dropped), list(map(look, hits))
+        self.stats.given_back += sum(refund.addend for refund in undone)
         count = len(undone)
-        undone.reverse()  # in a queue only the last place can be given back, so begin with it
         if local:
             now_us = shard.server.clock.now_us()
             self._undone(indexes, shard.charge_here([*undone, *peeks], now_us)[count:])

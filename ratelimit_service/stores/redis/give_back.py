@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ratelimit_service.model import Hit, Hold, Mode, Outcome, Receipt
+from ratelimit_service.model import MAX_ADDEND, Hit, Hold, Mode, Outcome, Receipt
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
 
-__all__ = ["GivenBack", "give_back", "give_back_here", "late_refunds", "look", "undo", "undoable"]
+__all__ = [
+    "GivenBack",
+    "give_back",
+    "give_back_here",
+    "late_refunds",
+    "look",
+    "refunds",
+    "undoable",
+]
 
 GivenBack = Callable[[Sequence[bytes]], None]
 """Hears of counters in which hits were given back, once that is done."""
@@ -33,30 +41,29 @@ def late_refunds(
     this process has counted instead. `decided` are the outcomes by which it was decided, `late`
     those that the server has given.
     """
-    return [
-        undo(hit, outcome, at_us)
-        for hit, before, outcome in zip(hits, decided, late, strict=True)
-        if outcome
-        and undoable(hit, outcome, dropped=dropped)
-        and (denied or dropped or (before is not None and before.local))
-    ]
+    if not (denied or dropped):
+        late = [
+            outcome if before is not None and before.local else None
+            for before, outcome in zip(decided, late, strict=True)
+        ]
+    return refunds(hits, late, at_us, dropped=dropped)
 
 
-def give_back(shard: Shard, refunds: Sequence[Hit], given_back: GivenBack) -> None:
+def give_back(shard: Shard, hits: Sequence[Hit], given_back: GivenBack) -> None:
     """Has a shard take back what it has counted; `given_back` hears of it once that is done."""
 
     def done(_: Outcomes | None) -> None:
-        given_back([hit.key for hit in refunds])
+        given_back([hit.key for hit in hits])
 
-    if refunds:
-        shard.charge(Background([refunds], done))
+    if hits:
+        shard.charge(Background([hits], done))
 
 
 def give_back_here(shard: Shard, hits: Sequence[Hit], outcomes: Outcomes, at_us: int) -> None:
     """Takes back what this process alone has counted."""
-    refunds = late_refunds(hits, outcomes, outcomes, at_us, denied=True)
-    if refunds:
-        shard.charge_here(refunds, at_us)
+    counted_here = refunds(hits, outcomes, at_us)
+    if counted_here:
+        shard.charge_here(counted_here, at_us)
 
 
 def undoable(hit: Hit, outcome: Outcome | None, *, dropped: bool = False) -> bool:
@@ -69,24 +76,39 @@ def undoable(hit: Hit, outcome: Outcome | None, *, dropped: bool = False) -> boo
     return dropped or not hit.count_denied
 
 
-def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
-    """The refund that takes back exactly this charge, which was counted at `at_us`.
+def refunds(
+    hits: Sequence[Hit], outcomes: Outcomes, at_us: int, *, dropped: bool = False
+) -> list[Hit]:
+    """The refunds that take back exactly what was counted of these hits at `at_us`.
+
+    All hits on one counter are one refund, with the reset of the last of them: in a queue only what
+    is at its end can be given back, and there may be one that counts though it is denied. What was
+    reserved is let go of.
 
     Hits that counted without room were told how long to wait for room, not when their window ends.
     So their window is taken to be that of `at_us`. If the clock has stepped back it can be another
-    one, and the counter holds more rather than less. What was reserved is let go of.
+    one, and the counter holds more rather than less.
     """
-    if isinstance(hit.receipt, Hold):
-        return hit._replace(mode=Mode.ENFORCED, refund=True, addend=outcome.charged, joined=False)
-    reset_us = outcome.reset_us
-    if outcome.over:
-        charge = hit.spec.algorithm.charge
-        reset_us = charge(None, at_us, outcome.charged, hit.spec, True, b"").reset_us
-    receipt = Receipt(at_us, at_us + reset_us)
-    addend = outcome.charged
-    return hit._replace(
-        addend=addend, mode=Mode.ENFORCED, refund=True, receipt=receipt, joined=False
-    )
+    counted = [
+        (hit, outcome)
+        for hit, outcome in zip(hits, outcomes, strict=True)
+        if outcome and undoable(hit, outcome, dropped=True)
+    ]
+    resets_us = {hit.key: outcome.reset_us for hit, outcome in counted if not outcome.over}
+    found: dict[Hit, int] = {}
+    for hit, outcome in counted:
+        if not undoable(hit, outcome, dropped=dropped):
+            continue
+        receipt = hit.receipt
+        if not isinstance(receipt, Hold):
+            reset_us = resets_us.get(hit.key)
+            if reset_us is None:
+                charge = hit.spec.algorithm.charge
+                reset_us = charge(None, at_us, outcome.charged, hit.spec, True, b"").reset_us
+            receipt = Receipt(at_us, at_us + reset_us)
+        refund = look(hit)._replace(lease=hit.lease, receipt=receipt)
+        found[refund] = min(found.get(refund, 0) + outcome.charged, MAX_ADDEND)
+    return [refund._replace(addend=addend) for refund, addend in found.items()]
 
 
 def look(hit: Hit) -> Hit:
