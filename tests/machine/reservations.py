@@ -39,10 +39,14 @@ class ReservingMachine(Machine):
         self.reservations: list[Reservation] = []
         super().start(rules)
 
-    @rule(wishes=walk.wishes, held=walk.held, process=st.integers(0, 1))
-    def reserve(self, wishes: list[walk.Wish], held: walk.Held, process: int) -> None:
-        """A stream begins, or goes on for longer than it said."""
+    @rule(wishes=walk.wishes, held=walk.held, process=st.integers(0, 1), beside=walk.used)
+    def reserve(self, wishes: list[walk.Wish], held: walk.Held, process: int, beside: int) -> None:
+        """A stream begins, or goes on for longer; a request meets what it holds."""
         self.begin_stream(wishes, held, process)
+        if self.reservations:
+            asked = self.reservations[-1].descriptors
+            request = [each._replace(addend=beside, negative=False) for each in asked]
+            self.decide([(request, 0)], process)
 
     @rule(
         wishes=walk.wishes,
