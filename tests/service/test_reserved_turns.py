@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ratelimit_service.decision_log.line import line_of
-from ratelimit_service.model import Request
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
-from ratelimit_service.wire import encode_request
-from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest
-from ratelimit_service.wire.reservations import (
-    CommitRequest,
-    CommitResponse,
-    ReserveRequest,
-    ReserveResponse,
-)
 from tests.service.asking import Asking, Heard, descriptor
 from tests.service.overriding import EXEMPT, GRANT, override
 from tests.service.paying import ANN, TTL, Model, left, paid
+from tests.service.reserving import Gateway
 from tests.stores.cases import HOUR, MINUTE, SECOND, T
 from tests.stores.conftest import Time
 
@@ -65,28 +56,15 @@ class Caller:
 
     def __init__(self, asking: Asking) -> None:
         self.asking = asking
+        self._gateway = Gateway(asking, "edge")
 
     async def reserve(self, hits: int, *texts: str, hold_id: str = "") -> str:
         """The reservation's id; empty if it is denied."""
-        request = ReserveRequest(
-            domain="edge", amount=hits, reservation_id=hold_id, descriptors=_descriptors(texts)
-        )
-        request.ttl.seconds = TTL
-        answer = await self.asking.service.reservations.call("Reserve", request.SerializeToString())
-        assert isinstance(answer, bytes), answer
-        return ReserveResponse.FromString(answer).reservation_id
+        return await self._gateway.reserve(hits, *texts, hold_id=hold_id, seconds=TTL)
 
     async def settle(self, hold_id: str, hits: int, *texts: str) -> bool:
         """Whether anything was held."""
-        request = CommitRequest(
-            domain="edge",
-            reservation_id=hold_id,
-            actual_amount=hits,
-            descriptors=_descriptors(texts),
-        )
-        answer = await self.asking.service.reservations.call("Commit", request.SerializeToString())
-        assert isinstance(answer, bytes), answer
-        return CommitResponse.FromString(answer).reservation_released
+        return await self._gateway.commit(hold_id, hits, *texts)
 
     async def left(self, text: str) -> list[object]:
         """What remains of each limit, to a look."""
@@ -95,11 +73,6 @@ class Caller:
     async def paid(self, hits: int, text: str) -> list[object]:
         """Which limit pays for plain hits."""
         return paid(await self.asking.ask(descriptor(text, addend=hits)))
-
-
-def _descriptors(texts: Sequence[str]) -> Sequence[RateLimitDescriptor]:
-    request = Request("edge", tuple(descriptor(text) for text in texts))
-    return RateLimitRequest.FromString(encode_request(request)).descriptors
 
 
 @pytest.fixture
