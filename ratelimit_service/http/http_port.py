@@ -222,7 +222,7 @@ class HttpPort(Port):
         return web.json_response(self.shown.processes())
 
     async def _not_found(self, request: web.Request) -> web.Response:
-        json = "" if self._settings.no_json else "/json "
+        json = "" if self._settings.no_json else "/json /json/reserve /json/settle "
         rules = "" if self._settings.no_public_config else "/rlconfig "
         paths = f"/healthcheck /livez /readyz {json}/metrics {rules}/processes"
         return web.Response(status=404, text=f"{shown(request.path)} is not here: {paths} are\n")
