@@ -41,11 +41,12 @@ class Scratch:
     def put_away(self) -> None:
         """Makes all the counters what their copies are that have changed."""
         for name, each in self._copies.items():
-            if each.touched:
+            known = self._counters.get(name)
+            if each.touched or (known is None and each.holds):
                 each.touched = False
                 self._counters[name] = each
-            elif name in self._counters:
-                self._counters[name].terms = each.terms
+            elif known is not None:
+                known.terms, known.holds = each.terms, each.holds
 
 
 class Charging:

@@ -82,9 +82,8 @@ class Counter:
         raise NotImplementedError
 
     def hold(self, name: str, hold: Hold) -> None:
-        """Holds hits beside it."""
+        """Holds hits beside it; what counts stays as it is."""
         self.holds.put(name, hold)
-        self.touched = True
 
     def held(self, terms: Terms, but: str = "") -> int:
         """What is held, to a limit that takes reservations."""
