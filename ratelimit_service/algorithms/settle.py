@@ -188,7 +188,7 @@ def _charge_together(
         else:
             step = _charge(hit, changes, at)
         if not step.passed and (taken or grant):
-            steps[index] = step._replace(passed=True, reset_us=step.retry_us)
+            steps[index] = step._replace(passed=True)
         else:
             steps[index] = step
             taken = grant

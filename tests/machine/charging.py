@@ -222,9 +222,7 @@ def counts_always(one: Meant, terms: Terms, settings: Settings) -> bool:
 
 def _look(at: Counter, terms: Terms, now: int) -> Counted:
     """What is told of a counter that is only looked at."""
-    passes = at.passes(terms, now, 0)
-    until = at.reset(terms, now) if passes else at.wait(terms, now, 0)
-    return Counted(False, at.remaining(terms, now), until, 0)
+    return Counted(False, at.remaining(terms, now), at.reset(terms, now), 0)
 
 
 def _places(one: Meant) -> list[int]:

@@ -10,8 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from ratelimit_service.algorithms import DEFAULT
-from ratelimit_service.model import MAX_ADDEND, Algorithm, CounterSpec, Hit, Mode, Outcome, Step
+from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    Algorithm,
+    CounterForm,
+    CounterSpec,
+    Hit,
+    Mode,
+    Outcome,
+    Step,
+)
 from ratelimit_service.stores import Done, Outcomes, Settled, Store, judge
 from ratelimit_service.stores.keys import grant_key
 
@@ -79,6 +88,12 @@ def grant(name: str, addend: int = 1, *, limit: int = 5, of: str = "a") -> Hit:
     """A hit on a grant of a counter, which lies where that counter does."""
     one = hit(addend, key=of, limit=limit, mode=Mode.GRANT)
     return one._replace(key=grant_key(one.key, name))
+
+
+def queued(addend: int = 1, *, limit: int = 5) -> Hit:
+    """A hit on a queue that lets one pass each second."""
+    spec = CounterSpec(ALGORITHMS["leaky_bucket"], limit, SECOND, 1, form=CounterForm(queue=True))
+    return hit(addend, key="q")._replace(spec=spec)
 
 
 def refund(one: Hit) -> Hit:
@@ -313,6 +328,13 @@ CASES = [
             Charge(T, [hit(5)], [ok(0, 5)]),
             Charge(T, [grant("g"), hit(limit=3)], [ok(4), ok(0, 0)]),
             Charge(T, [grant("g", 6), hit(6, limit=3)], [ok(4, 0), over(0)]),
+        ],
+    ),
+    Case(
+        "a hit that a grant took is told how full its queue is, not when that has room",
+        [
+            Charge(T, [queued(4)], [ok(1, 4, 4 * SECOND)]),
+            Charge(T, [grant("g", of="q"), queued(limit=3)], [ok(4), ok(0, 0, 4 * SECOND)]),
         ],
     ),
     Case(

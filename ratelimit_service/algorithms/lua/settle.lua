@@ -99,7 +99,7 @@ local function charge_together(hits, first, last, steps, changes, read, now)
     local step = (taken and peek or charge)(hit, changes, read, now)
     step.granted = taken
     if not step.passed and (taken or grant) then
-      step.passed, step.reset = true, step.retry
+      step.passed = true
     else
       over = over or not step.passed
       taken = grant

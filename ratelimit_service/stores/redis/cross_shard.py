@@ -175,17 +175,7 @@ class CrossShardRequest:
             if (outcome := outcomes[index])
             and (
                 undoable(hits[index], outcome, dropped=self.dropped)
-                or (
-                    not outcome.over
-                    and (
-                        keys.count(hits[index].key) > 1
-                        # Behind a grant that paid it was told how long to wait for room.
-                        or (
-                            hits[index - 1].mode is Mode.GRANT
-                            and not (outcome.charged or outcome.remaining)
-                        )
-                    )
-                )
+                or (not outcome.over and keys.count(hits[index].key) > 1)
             )
         }
 
