@@ -129,12 +129,12 @@ class Receiver:
                 return at, True
             if life.steady and self._block is None:
                 if kind_and_flags == WHOLE_HEADERS:
-                    taken = self._calls(data, at, stop, stream_id, left_us, events)
+                    after, cost_us = self._calls(data, at, stop, stream_id, left_us, events)
                 else:
                     payload = data[at + FRAME_HEAD_BYTES : stop]
-                    taken = self._between(kind_and_flags, stream_id, payload, stop, events)
-                if taken[0]:
-                    at, left_us = taken[0], left_us - taken[1]
+                    after, cost_us = self._between(kind_and_flags, stream_id, payload, stop, events)
+                if after:
+                    at, left_us = after, left_us - cost_us
                     continue
             payload, before_us = data[at + FRAME_HEAD_BYTES : stop], budget.worked_us
             self._take(kind_and_flags, stream_id & MAX_WINDOW, payload, events)
@@ -162,7 +162,9 @@ class Receiver:
         if data.startswith(_MESSAGE_FOLLOWS, stop + 3):
             most = min(room, left_us // PIECE_US or 1)
             if usual:
-                end, stream_ids, messages = runs.usual_calls(data, at, block, streams.latest, most)
+                end, stream_ids, messages = runs.usual_calls(
+                    data, at, self._usual_block, streams.latest, most
+                )
                 origins = None if caller is None else [caller] * len(stream_ids)
             else:
                 recall = self._headers.recall

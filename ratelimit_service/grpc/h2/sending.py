@@ -117,7 +117,7 @@ class Sender:
         if not self._life.steady or self._streams.blocked:  # what has waited comes first
             return 0
         streams, window = self._streams.open, self.window
-        most = min(self.first_window, MAX_FRAME_SIZE) - PREFIX_BYTES
+        most = min(self.first_window, MAX_FRAME_SIZE)
         written: list[bytes] = []
         try:
             for stream_id in stream_ids:
@@ -125,7 +125,8 @@ class Sender:
                 if not isinstance(message, bytes) or streams.get(stream_id, self) is not None:
                     break
                 length = len(message)
-                if length > most or length + PREFIX_BYTES > window:
+                size = PREFIX_BYTES + length
+                if size > most or size > window:
                     break
                 pack = (_packers[length] if length < _MOST_PACKED else None) or _packer(length)
                 written.append(
@@ -133,7 +134,7 @@ class Sender:
                         _HEADERS_HEAD,
                         stream_id,
                         OK_HEADERS,
-                        length + PREFIX_BYTES,
+                        size,
                         stream_id,
                         length,
                         message,
@@ -142,7 +143,7 @@ class Sender:
                         _OK_TRAILERS,
                     )
                 )
-                window -= length + PREFIX_BYTES
+                window -= size
                 del streams[stream_id]
         finally:  # a fault with one of them must not cost those before it their answers
             self.window = window
