@@ -80,8 +80,8 @@ class Visited(Protocol):
         Who is `alone` in this turn need not leave anything for its end.
         """
 
-    def end_turn(self) -> None:
-        """Writes what is to be said after the visits of this turn."""
+    def flush(self) -> None:
+        """Writes what there is to say, after the visits of this turn."""
 
     def fail(self, error: Exception) -> None:
         """Ends, because one of these has raised. It gets no more visits."""
@@ -273,10 +273,10 @@ class Scheduler:
             while self._replies and now_us < until_us:
                 self._replies.popleft()()
                 now_us = elapsed_us()
-            stepped = self._stepped and self._waiting
-            if (self._begun or self._steps) and self._may_step and not stepped:
+            steps = self._begun or self._steps
+            if steps and self._may_step and not (self._stepped and self._waiting):
                 self._stepped = True
-                (self._begun or self._steps).popleft()()
+                steps.popleft()()
             elif self._waiting and now_us < until_us:
                 self._stepped = False
                 self._visit_some(now_us, until_us)
@@ -313,13 +313,13 @@ class Scheduler:
             if room <= 0 and visited:  # the first is visited however long deciding took lately
                 break
             place_us, _, client = heapq.heappop(waiting)
-            self._visited, behind_us = client, place_us - client.used_us
+            self._visited = client
             self._least_us = max(self._least_us, client.used_us)
             alone, each_us = not (waiting or visited), self._call_us * (1 + len(waiting))
             visited.append(client)
             try:
                 if client.visit(now_us, room if room > 0 else 1, each_us, alone=alone):
-                    again.append((client, behind_us))
+                    again.append((client, place_us - client.used_us))
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
             started_us, now_us = now_us, elapsed_us()
@@ -331,7 +331,7 @@ class Scheduler:
             self._take_in(client, behind_us)
         for client in visited:
             try:
-                client.end_turn()
+                client.flush()
             except Exception as error:
                 client.fail(error)
 

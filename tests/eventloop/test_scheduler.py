@@ -72,7 +72,7 @@ class Client:
             self.scheduler.later(self.finish, self._calls)
         return self.visits < self.last_visit
 
-    def end_turn(self) -> None:
+    def flush(self) -> None:
         self.ends += 1
         self.order.append(self.name.upper())
 
@@ -160,8 +160,8 @@ class Calling(Client):
             self.mine.recv(1_000)
         return False
 
-    def end_turn(self) -> None:
-        super().end_turn()
+    def flush(self) -> None:
+        super().flush()
         self._clock.us += self.end_us
 
     def close(self) -> None:
@@ -387,7 +387,7 @@ class Failing(Client):
             raise ZeroDivisionError
         return False
 
-    def end_turn(self) -> None:
+    def flush(self) -> None:
         if self.where == "end":
             raise ZeroDivisionError
 
