@@ -400,10 +400,10 @@ class Service:
             return
         answers: list[Answer] = []
         try:
-            callers = self.callers
-            exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
-            exact_callers = callers if exact else None
-            answers = self._answering.answer(batch.planned, settled, exact_callers)
+            callers = exact = self.callers
+            if callers is not None and callers.outcomes <= 0 and callers.weight > 1:
+                exact = None
+            answers = self._answering.answer(batch.planned, settled, exact)
             took_us = elapsed_us() - batch.started_us
             self._stats.latency.add(took_us, len(batch.bodies))
         except Exception as error:
@@ -414,7 +414,7 @@ class Service:
             if callers is not None:
                 callers.until -= len(batch.bodies)
                 if callers.until < 0 or callers.unnamed:
-                    of_sample = () if exact else settled
+                    of_sample = settled if exact is None else ()
                     note_callers(batch, of_sample, answers, callers, self._faults)
             if self._compiler.enqueues:
                 self._enqueue(batch, settled)
