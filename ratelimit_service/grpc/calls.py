@@ -96,17 +96,17 @@ class ServiceCalls:
             try:
                 if isinstance(event, Calls):
                     client.patience_us = event.head.timeout_us or client.patience_us
-                    calls, waited_us = event, visit.oldest_us
+                    calls, arrived_us = event, visit.now_us - visit.oldest_us
                     if not alone:
                         calls = _still_open(client, event)
                     if late is not None:
                         calls = self._in_time(client, calls, late)
-                        waited_us = late.waited_us(len(event.stream_ids) - len(calls.stream_ids))
+                        away = len(event.stream_ids) - len(calls.stream_ids)
+                        arrived_us = visit.now_us - late.waited_us(away)
                         late.before += len(event.stream_ids)
                     if calls.head.path != _DECIDE:
                         self._call_all(client, calls, visit.now_us)
                     elif calls.stream_ids:
-                        arrived_us = visit.now_us - waited_us
                         self._decide(client, calls, visit, arrived_us)
                 elif isinstance(event, Message):
                     client.connection.sender.send(event.stream_id, reflect(event.message))
@@ -250,7 +250,7 @@ class ServiceCalls:
             )
         else:
             batch.add(client, calls, deadline_us, weight)
-        client.scheduler.later(self._submit_all, weight)
+        client.scheduler.later(self._submit_all, client, weight)
 
     def _turn_away(self, client: Client, calls: Calls) -> None:
         """Denies those of late calls whose callers are known to be over, and refuses the others."""

@@ -69,7 +69,7 @@ class Client:
         self.order.append(self.name)
         self._clock.us += self._us
         if self._calls and self.scheduler is not None:
-            self.scheduler.later(self.finish, self._calls)
+            self.scheduler.later(self.finish, self, self._calls)
         return self.visits < self.last_visit
 
     def flush(self) -> None:

@@ -6,10 +6,10 @@ counted (`admission`), whether the client is still there (`presence`).
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP
 from typing import Final, Protocol
 
 from ratelimit_service.eventloop.clock import elapsed_us
@@ -30,7 +30,7 @@ _LATE_CALLS: Final = 256
 two, and only the newest of them are counted. Among them may be calls of callers who name no
 deadline, which are all counted: so many of these take about a turn."""
 
-_ENDED: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_ENDED: Final = EPOLLRDHUP | EPOLLHUP | EPOLLERR
 
 
 @dataclass(slots=True)
@@ -116,13 +116,13 @@ class Client:
     def ready(self, since_us: int, events: int) -> bool:
         """Something has come since that time; returns whether to visit it."""
         channel = self.channel
-        if events != select.EPOLLIN:
-            if events & select.EPOLLOUT:
+        if events != EPOLLIN:
+            if events & EPOLLOUT:
                 channel.write_on()
                 self._written()
             if events & _ENDED:
                 channel.end_comes()
-        if events != select.EPOLLOUT:
+        if events != EPOLLOUT:
             if not (channel.more or self.connection.cut_short):
                 # It came after the socket was last empty, and after the last turn had asked.
                 self._since_us = max(since_us, self._until_us)

@@ -125,7 +125,7 @@ class Connection:
                 data = self._data[self._at :] + data
             else:
                 data, at = self._data, self._at
-        start, self.cut_short = at, False
+        start = at
         try:
             if sender.resumable or sender.opened or streams.blocked or not life.settled:
                 at, most = self._before(data, at, most, events)

@@ -114,7 +114,7 @@ class Receiver:
         Returns where the first frame begins that is left, and whether it is complete: it stops
         after work that is worth about `most` usual calls. Raises ConnectionFaultError.
         """
-        life, budget = self._life, self._budget
+        life = self._life
         end, left_us = len(data), most * PIECE_US
         while end - at >= FRAME_HEAD_BYTES:
             # The type lets mypyc keep the tuple out of the heap.
@@ -136,9 +136,9 @@ class Receiver:
                 if after:
                     at, left_us = after, left_us - cost_us
                     continue
-            payload, before_us = data[at + FRAME_HEAD_BYTES : stop], budget.worked_us
+            payload, before_us = data[at + FRAME_HEAD_BYTES : stop], self._budget.worked_us
             self._take(kind_and_flags, stream_id & MAX_WINDOW, payload, events)
-            left_us -= PIECE_US + budget.worked_us - before_us
+            left_us -= PIECE_US + self._budget.worked_us - before_us
             if self._sender.blocked:  # before what the client says next
                 left_us = self._sender.let_through(left_us // PIECE_US) * PIECE_US
             at = stop
