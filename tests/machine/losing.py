@@ -112,6 +112,13 @@ class Losing(InRedis):
             found[number] -= self._stats[number].store_errors["disconnected"]
         return found
 
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """On a busy machine a process may have lost sight of a server between two steps."""
+        unseen = self._stores and not all(way.lost or way.shard.available for way in self._all_ways)
+        found = super().run(work)
+        self.stood_still |= bool(unseen)
+        return found
+
     def missing(self, number: int, hits: Sequence[Hit]) -> list[Away | None]:
         """Which of these hits have their counters in a server that a process has lost."""
         found: list[Away | None] = []

@@ -60,6 +60,8 @@ class Machine(RuleBasedStateMachine):
         self.model.now = self.now
         self.lost: set[Identity] = set()
         """The counters that were lost, of which processes may know that they were full."""
+        self.spent: set[Identity] = set()
+        """The grants that were spent, which processes know for a while."""
         self.alone: dict[int, Model] = {}
         """What processes count that have lost their store."""
         self.keys: dict[Identity, bytes] = {}
@@ -164,7 +166,7 @@ class Machine(RuleBasedStateMachine):
     def leave_out(self, descriptors: list[Asked], hits: int, one: Told) -> None:
         """Has the models leave out the grants that the process knows to be spent.
 
-        It may know that only of those that were spent.
+        It may know that only of those that were spent, also if the clock has stepped back since.
         """
         models = (self.model, *self.alone.values())
         for each in models:
@@ -179,16 +181,15 @@ class Machine(RuleBasedStateMachine):
                 if any(key[11:19] == b"%08x" % grant.made for key in asked):
                     continue
                 left_out.add(grant.name)
-                counters = [each.counters.get(grant.name) for each in models]
-                assert grant.name in self.lost or any(
-                    each and not each.remaining(grant.terms, self.now) for each in counters
-                ), f"{grant} was left out, and is not spent"
+                known = grant.name in self.lost | self.spent
+                assert known, f"{grant} was left out, and is not spent"
         for each in models:
             each.left_out = frozenset(left_out)
 
     def note(self, one: Told) -> None:
         """Notes what a request tells for those after it."""
         self.note_keys(one)
+        self.note_spent()
         if one.lease:
             self.leases.append(one.lease)
         if not self.world.settles_in_order:
@@ -196,6 +197,15 @@ class Machine(RuleBasedStateMachine):
             over = any(each.over for each in answer.counted)
             self.start_anew(given_back=over or answer.over or answer.failed)
         self.edges = [self.now + each.reset_us for each in one.answer.counted]
+
+    def note_spent(self) -> None:
+        """Notes the grants of which nothing is left."""
+        for each in (self.model, *self.alone.values()):
+            self.spent |= {
+                name
+                for name, counter in each.counters.items()
+                if "grant" in name and not counter.remaining(counter.terms, self.now)
+            }
 
     def note_keys(self, one: Told) -> None:
         """Notes the keys of the counters that the model has just counted in."""

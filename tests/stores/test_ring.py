@@ -202,20 +202,27 @@ async def test_places_of_a_denied_request_are_given_back_to_a_queue(
     assert left == 5 - sum(counted)
 
 
-async def test_limit_behind_a_spent_grant_is_told_what_its_own_charge_leaves(
+async def test_grants_and_their_limit_are_told_what_there_was_for_their_descriptor(
     ring: Ring, store: RedisStore
 ) -> None:
-    """Each of two descriptors in shadow mode, not what both leave; one more denies neither."""
+    """Each of two descriptors in shadow mode, though the later one takes more of them."""
     east, full = ring.hit("east"), ring.hit("west", limit=0)
     east = east._replace(mode=Mode.SHADOW, count_denied=True)
     full = full._replace(mode=Mode.SHADOW, joined=True)
-    grant = ring.hit("east", limit=0, key="g")._replace(mode=Mode.GRANT)
-    grant = grant._replace(key=grant_key(east.key, "g"))
+    grants = [
+        each._replace(key=grant_key(each.key, name), mode=Mode.GRANT)
+        for each, name in ((ring.hit("east", limit=0), "spent"), (ring.hit("east", limit=2), "two"))
+    ]
+    small = [each._replace(addend=1) for each in (*grants, east, full)]
+    large = [each._replace(addend=3) for each in (*grants, east, full)]
 
-    (outcomes,) = await charged(store, [[grant, east, full] * 2])
+    (outcomes,) = await charged(store, [[*large, *small]])
 
     told = [(o.over, o.remaining, o.charged) for o in outcomes if o]
-    assert told[1::3] == [(False, 4, 1), (False, 3, 1)]
+    assert told == [
+        *[(False, 0, 0), (False, 2, 0), (False, 2, 3), (True, 0, 0)],
+        *[(False, 0, 0), (False, 2, 0), (False, 2, 0), (True, 0, 0)],
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])

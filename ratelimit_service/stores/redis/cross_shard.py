@@ -180,7 +180,10 @@ class CrossShardRequest:
                     and (
                         keys.count(hits[index].key) > 1
                         # Behind a grant that paid it was told how long to wait for room.
-                        or (hits[index - 1].mode is Mode.GRANT and not outcome.charged)
+                        or (
+                            hits[index - 1].mode is Mode.GRANT
+                            and not (outcome.charged or outcome.remaining)
+                        )
                     )
                 )
             )
