@@ -90,9 +90,9 @@ def rows(count: int, seed: int = 1) -> bytes:
 MAPPED = Mapped("$start_time", "api", ((("user", "$user"),),), flags="$response_flags")
 
 
-def accesses(count: int, seed: int = 1) -> bytes:
+def accesses(count: int) -> bytes:
     """The same as Envoy's access log: fields that its documents show, and the caller."""
-    lines = zip(times(count), callers(count, seed), strict=True)
+    lines = zip(times(count), callers(count, seed=1), strict=True)
     text = "".join(
         f'{{"start_time":"{at[:23]}Z","method":"GET","path":"/v1/orders?page=2","protocol":"HTTP/2",'
         f'"response_code":200,"response_flags":"-","bytes_received":0,"bytes_sent":1843,'

@@ -30,7 +30,7 @@ from ratelimit_service.wire import encode_request
 from ratelimit_service.wire.reservations import RESERVING_SERVICE
 from tests.service.asking import descriptor
 
-__all__ = ["EIGHT", "HOLDS", "ONE", "Ratio", "costs", "serving"]
+__all__ = ["HOLDS", "ONE", "costs", "serving"]
 
 ONE, EIGHT = "one call at a time", "eight calls at a time"
 HOLDS = "beside 10,000 holds, to one"

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from benchmarks.leased_simulated import DEMANDS, Load, simulated
 from ratelimit_service.model import Limit, Unit
 
-__all__ = ["NEAR_SECONDS", "Case", "sent"]
+__all__ = ["Case", "sent"]
 
-NEAR_SECONDS = 0.0003
+_TRIP_SECONDS = 0.0003
 """The way to a Redis in the same place and back."""
 
 _LEAST = 4
@@ -45,13 +45,12 @@ class Case(NamedTuple):
     """So many of them get hits of this limit, equally many each."""
     offered: float
     """Hits in a window, to the limit."""
-    trip_seconds: float = NEAR_SECONDS
 
 
 def sent(case: Case) -> float:
     """Hits, advances and hand-backs sent to Redis in a window, for each admitted hit."""
-    limit, seconds, processes, active, offered, trip = case
-    ahead = min(5.0, max(0.1, seconds / 10, 2 * trip))
+    limit, seconds, processes, active, offered = case
+    ahead = min(5.0, max(0.1, seconds / 10, 2 * _TRIP_SECONDS))
     rate = offered * limit / seconds
     left = max(0.0, limit - offered * limit)
     admitted = min(limit, offered * limit)
@@ -66,13 +65,13 @@ def sent(case: Case) -> float:
     shared = max(left, min(limit, ahead * rate * processes / active))
     asked += 2 * active * (limit - shared) / rate / ahead
     # Then it gets left / 2N, until that is less than 4 or than what comes in a round trip.
-    least = min(limit, 2 * processes * max(_LEAST, rate / active * trip))
+    least = min(limit, 2 * processes * max(_LEAST, rate / active * _TRIP_SECONDS))
     if shared > max(left, least):
         asked += 2 * processes * log(shared / max(left, least))
     # Then all is sent, and so is what comes about a window's turn: advances end a little before it.
     asked += max(0.0, least - left)
     margin = _MARGIN_SECONDS + ahead / 1_000 if offered <= 1 else 0
-    asked += rate * (trip + margin)
+    asked += rate * (_TRIP_SECONDS + margin)
     return asked / admitted
 
 

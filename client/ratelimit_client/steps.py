@@ -36,6 +36,7 @@ _GIVE_BACK_ATTEMPTS = 3
 _LEAST_SECONDS = 0.001
 _LOG_SECONDS = 10.0
 _FILL_ATTEMPTS = 3
+_UNSETTLED = "what a budget has used may not be counted, and its hold ends by itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +119,13 @@ class Asking:
             self._say_unlimited(request)
         return decision
 
-    def _by_policy(self, error: UnavailableError) -> Decision:
+    def _by_policy(self, error: UnavailableError, outcome: str = "") -> Decision:
         if self._on_failure == "raise":
             raise error
         allowed = self._on_failure == "open"
         done = "allowed" if allowed else "denied"
-        self._say(f"{error}; requests are {done} (on_failure={self._on_failure})")
+        outcome = outcome or f"requests are {done} (on_failure={self._on_failure})"
+        self._say(f"{error}; {outcome}")
         return Decision(allowed, Reason.UNAVAILABLE, detail=str(error))
 
     def wait(self, request: Request, at_most: float) -> Steps[Decision]:
@@ -221,7 +223,7 @@ class Asking:
         try:
             return (yield from self._ask(settling, _GIVE_BACK_ATTEMPTS, again=True))
         except UnavailableError as error:
-            return self._by_policy(error)
+            return self._by_policy(error, _UNSETTLED)
 
     def give_back(self, request: Request, lease: str) -> Steps[None]:
         """Gives a lease back. If that fails it ends by itself, with its window.

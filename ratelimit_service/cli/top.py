@@ -174,10 +174,14 @@ def _cells(row: Any) -> tuple[str, ...]:
     return (
         *(_number(row, order) for order in ("over", "near", "hits")),
         f"{remaining} of {row['capacity']}" if remaining is not None else "",
-        row["limit"][:_MOST_WIDE],
-        printable(f"{row['domain']}: {row['rule']}")[:_MOST_WIDE],
+        _short(row["limit"]),
+        _short(printable(f"{row['domain']}: {row['rule']}")),
         _caller(caller) if caller is not None else printable(f"counter {row['key']}"),
     )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_WIDE else f"{text[: _MOST_WIDE - 1]}…"
 
 
 def _number(row: Any, order: str) -> str:

@@ -3,12 +3,11 @@
 from ratelimit_service.http.http_port import HttpPort, Shown
 from ratelimit_service.http.listener import AdminListener
 from ratelimit_service.http.pages import Content, Pages, rules_page
-from ratelimit_service.http.route import Deciders, Operating
+from ratelimit_service.http.route import Operating
 
 __all__ = [
     "AdminListener",
     "Content",
-    "Deciders",
     "HttpPort",
     "Operating",
     "Pages",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -163,14 +163,17 @@ class HttpPort(Port):
         return web.Response(status=400, text=f"{error}\n")
 
     async def _asked(
-        self, request: web.Request, method: str, read: Callable[[bytes], bytes]
+        self,
+        request: web.Request,
+        method: str,
+        read: Callable[[bytes], Generator[None, None, bytes]],
     ) -> bytes | web.StreamResponse:
         """The answer to a request that reserves or settles, or what is said instead."""
         text = await self._body_of(request)
         if not isinstance(text, bytes):
             return text
         try:
-            message = read(text)
+            message = await stepwise(read(text))
         except BadRequestError as error:
             return self._misread(error)
         wanted = self._settings.otel_traces or self._settings.decision_log
@@ -219,7 +222,7 @@ class HttpPort(Port):
         return web.json_response(self.shown.processes())
 
     async def _not_found(self, request: web.Request) -> web.Response:
-        json = "" if self._settings.no_json else "/json "
+        json = "" if self._settings.no_json else "/json /json/reserve /json/settle "
         rules = "" if self._settings.no_public_config else "/rlconfig "
         paths = f"/healthcheck /livez /readyz {json}/metrics {rules}/processes"
         return web.Response(status=404, text=f"{shown(request.path)} is not here: {paths} are\n")

@@ -1,10 +1,10 @@
 """Pure decisions: requests and rules in, hits out; outcomes in, decisions out. No I/O, no wire."""
 
 from ratelimit_service.limiter.additions import DecisionContext, ResponseExtras, response_extras
-from ratelimit_service.limiter.answer import Plain, answer, plain
+from ratelimit_service.limiter.answer import answer, plain
 from ratelimit_service.limiter.callers import CallerStanding, RuleCallers, TopCallers
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
-from ratelimit_service.limiter.decision_reason import DecidedBy, DecisionReason, decision_reason
+from ratelimit_service.limiter.decision_reason import DecidedBy, decision_reason
 from ratelimit_service.limiter.overridden_plans import OverriddenPlans, apply_overrides, grant_end
 from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, holding, ruling_of
 from ratelimit_service.limiter.plan import (
@@ -25,10 +25,8 @@ __all__ = [
     "CompiledRule",
     "DecidedBy",
     "DecisionContext",
-    "DecisionReason",
     "DomainOverrides",
     "OverriddenPlans",
-    "Plain",
     "Plan",
     "PlanTemplate",
     "Planner",

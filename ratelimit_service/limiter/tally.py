@@ -16,9 +16,7 @@ from ratelimit_service.stores import Settled, Verdict
 __all__ = ["tally", "tally_plain", "tally_sample", "tally_within"]
 
 
-def tally_within(
-    plans: list[Plan], outcomes: list[Outcome], callers: TopCallers | None = None
-) -> None:
+def tally_within(plans: list[Plan], outcomes: list[Outcome], callers: TopCallers | None) -> None:
     """The fast path for usual descriptors of which none was over."""
     for index, (rule, addend, _, node) in enumerate(plans):
         tally = node.tally
@@ -38,7 +36,7 @@ def tally_plain(
     plans: Sequence[Plan],
     settled: Settled,
     stats: Stats,
-    callers: TopCallers | None = None,
+    callers: TopCallers | None,
 ) -> None:
     """The fast path of `tally`, for usual descriptors."""
     outcomes, verdict = settled.outcomes, settled.verdict

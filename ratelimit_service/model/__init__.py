@@ -17,7 +17,7 @@ from ratelimit_service.model.answer_style import (
     Reset,
     unknown_placeholder,
 )
-from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods, zone
+from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, zone
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
 from ratelimit_service.model.hit import Hit, Mode, Outcome, new_tuple
 from ratelimit_service.model.limit import (
@@ -94,7 +94,6 @@ __all__ = [
     "Override",
     "OverrideKind",
     "Parameter",
-    "Periods",
     "Receipt",
     "Request",
     "Reservations",

@@ -236,6 +236,9 @@ def _check_meaning(
 
 def _window(fields: Fields) -> _Length:
     if not fields.given("window"):
+        if _length_us(length := fields.raw("unit"), WINDOW):
+            fields.report("unit", f"unit is a word: write window: {length} instead", value="unit")
+            return _Length(Unit.SECOND, 1)
         unit = UNITS[fields.one_of("unit", UNITS, "second")]
         multiplier = fields.number("unit_multiplier", 1)
         if unit * multiplier * SECOND_US >= MAX_EXACT:

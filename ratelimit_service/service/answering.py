@@ -120,17 +120,7 @@ class Answering:
                 return answer
         in_order = iter(settled.outcomes)
         each = [list(islice(in_order, len(plan.hits))) for plan in planned.plans]
-        context = limiter.DecisionContext(
-            planned.request,
-            planned.plans,
-            each,
-            settled,
-            self._settings,
-            self._clock,
-            planned.lease,
-            planned.ban_us,
-        )
-        decision = limiter.answer(context)
+        decision = limiter.answer(self._context(planned, each, settled))
         answer = wire.encode_decision(decision)
         if decision.holds_us:
             answer += wire.encode_quota(self._clock() + decision.holds_us)
@@ -162,7 +152,12 @@ class Answering:
     def _said(self, planned: PlannedRequest, settled: Settled) -> limiter.ResponseExtras:
         """What is said of a request of usual descriptors beside its statuses."""
         each = [[outcome] for outcome in settled.outcomes]
-        context = limiter.DecisionContext(
+        return limiter.response_extras(planned.says, self._context(planned, each, settled))
+
+    def _context(
+        self, planned: PlannedRequest, each: Sequence[list[Outcome | None]], settled: Settled
+    ) -> limiter.DecisionContext:
+        return limiter.DecisionContext(
             planned.request,
             planned.plans,
             each,
@@ -170,8 +165,8 @@ class Answering:
             self._settings,
             self._clock,
             planned.lease,
+            planned.ban_us,
         )
-        return limiter.response_extras(planned.says, context)
 
     def _plain_answer(
         self,

@@ -114,8 +114,8 @@ class AwaitedBatch(Batch):
     def __init__(
         self,
         bodies: list[bytes],
-        deadline_us: int = NEVER,
-        origins: list[CallOrigin] | None = None,
+        deadline_us: int,
+        origins: list[CallOrigin] | None,
     ) -> None:
         super().__init__(bodies, deadline_us, 0, origins)
         self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()

@@ -5,7 +5,6 @@ JSON (`wire.json`) is imported by who needs it: a worker does not.
 
 from ratelimit_service.wire.messages import METHOD, POOL, SERVICE, is_method, parsed
 from ratelimit_service.wire.request import (
-    MAX_BODY_BYTES,
     MAX_DESCRIPTORS,
     Split,
     decode_request,
@@ -27,7 +26,6 @@ from ratelimit_service.wire.response import (
 )
 
 __all__ = [
-    "MAX_BODY_BYTES",
     "MAX_DESCRIPTORS",
     "METHOD",
     "POOL",

@@ -1,4 +1,4 @@
-"""The same two messages as proto3 JSON, for `/json`: read and written a little at a time.
+"""The same messages as proto3 JSON, for `/json`: read and written a little at a time.
 
 protobuf takes some seven microseconds a field in JSON, so that a large request or answer would
 hold the process for tens of milliseconds. These are generators: each step is a millisecond's work
@@ -24,8 +24,15 @@ from ratelimit_service.wire.messages import (
     RateLimitResponse,
 )
 from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
+from ratelimit_service.wire.reservations import CommitRequest, ReserveRequest
 
-__all__ = ["MAX_BATCH", "JsonRequests", "decision_to_json", "requests_from_json"]
+__all__ = [
+    "MAX_BATCH",
+    "JsonRequests",
+    "decision_to_json",
+    "message_from_json",
+    "requests_from_json",
+]
 
 _ITEMS = 32
 """Entries or statuses in one step."""
@@ -33,7 +40,7 @@ _ITEMS = 32
 MAX_BATCH: Final = 100
 """Requests in one list."""
 
-_NONE: Final = "the body is no RateLimitRequest in JSON:"
+_REQUEST: Final = RateLimitRequest.DESCRIPTOR.name
 
 _MAX_DIGITS: Final = 20
 """Of a number: no field takes more, and Python's time for one grows with their square."""
@@ -43,8 +50,14 @@ _MANY_DIGITS: Final = b"0" * (_MAX_DIGITS + 1)
 _SHOWN: Final = 64
 """Characters of a text that protobuf sees if its object cannot be read anyhow."""
 
+_HITS: Final = f"a whole number from 0 to {MAX_ADDEND}"
+
 _TAKES: Final = {
-    "hits_addend": f"a whole number from 0 to {MAX_ADDEND}",
+    "hits_addend": _HITS,
+    "amount": _HITS,
+    "actual_amount": _HITS,
+    "ttl": 'a number of seconds with an s in double quotes, as "60s"',
+    "reservation_id": "the text that Reserve has answered",
     "is_negative_hits": "true or false",
     "limit": 'as {"requestsPerUnit": 10, "unit": "MINUTE"}, with a whole number from 0 to '
     f"{MAX_ADDEND}, a unit from SECOND to YEAR, and perhaps a unitMultiplier",
@@ -77,48 +90,65 @@ def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, J
     Raises BadRequestError for anything else, for fields that the message does not have, for
     refunds unless these are allowed, and for a list that has more than one request may have.
     """
-    if not text.strip():
-        raise BadRequestError("json", "the body is empty: send a RateLimitRequest in JSON")
-    marks = _marks(text)
-    if marks > _MAX_MARKS:
-        raise BadRequestError(
-            "json", f"{_NONE} it has more than {_MAX_MARKS:,} objects, lists, names and values"
-        )
     try:
-        whole = _whole if _MANY_DIGITS in text.translate(_ZEROS) else None
-        decoder = json.JSONDecoder(
-            object_pairs_hook=_object, parse_int=whole, parse_float=_fraction
-        )
-        if marks > _MARKS_AT_ONCE:
-            parsed = yield from read_json(text.decode(), decoder)
-        else:
-            parsed = decoder.decode(text.decode())
+        parsed = yield from _value(text, _REQUEST)
         yield
         if not isinstance(parsed, list):
             return JsonRequests([(yield from _serialized(parsed, refunds))], False)
     except _WRONG as error:
-        raise _refusal(error) from error
+        raise _refusal(error, _REQUEST) from error
     _check_batch(parsed)
     requests = []
     for index, item in enumerate(parsed):
         try:
             requests.append((yield from _serialized(item, refunds)))
         except _WRONG as error:
-            raise _refusal(error, f"[{index}]: ") from error
+            raise _refusal(error, _REQUEST, f"[{index}]: ") from error
     return JsonRequests(requests, True)
+
+
+def message_from_json(
+    text: bytes, message: ReserveRequest | CommitRequest
+) -> Generator[None, None, bytes]:
+    """The message of this kind that a text in proto3 JSON is, serialized.
+
+    Raises BadRequestError for anything else, and for fields that the message does not have.
+    """
+    name = message.DESCRIPTOR.name
+    try:
+        parsed = yield from _value(text, name)
+        yield
+        yield from _request(parsed, message)
+    except _WRONG as error:
+        raise _refusal(error, name) from error
+    return message.SerializeToString()
 
 
 _WRONG: Final = (BadRequestError, ParseError, ValueError, RecursionError)
 
 
+def _value(text: bytes, name: str) -> Generator[None, None, object]:
+    """What a body says that should be a message of this name. Raises one of what is wrong."""
+    if not text.strip():
+        raise BadRequestError("json", f"the body is empty: send a {name} in JSON")
+    marks = _marks(text)
+    if marks > _MAX_MARKS:
+        raise ParseError(f"it has more than {_MAX_MARKS:,} objects, lists, names and values")
+    whole = _whole if _MANY_DIGITS in text.translate(_ZEROS) else None
+    decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=whole, parse_float=_fraction)
+    if marks > _MARKS_AT_ONCE:
+        return (yield from read_json(text.decode(), decoder))
+    return decoder.decode(text.decode())
+
+
 def _refusal(
-    error: BadRequestError | ParseError | ValueError | RecursionError, where: str = ""
+    error: BadRequestError | ParseError | ValueError | RecursionError, name: str, where: str = ""
 ) -> BadRequestError:
     """What a caller is told of what is wrong in a body, or in the request of a list."""
     if isinstance(error, BadRequestError):
         return BadRequestError(error.reason, f"{where}{error}", error.code)
     reason = str(error) if isinstance(error, ParseError) else json_slip(error)
-    return BadRequestError("json", f"{_NONE} {where}{reason}")
+    return BadRequestError("json", f"the body is no {name} in JSON: {where}{reason}")
 
 
 def _marks(text: bytes) -> int:
@@ -191,7 +221,9 @@ def _short(digits: str) -> str:
     return digits
 
 
-def _request(fields: object, message: RateLimitRequest) -> Generator[None, None, None]:
+def _request(
+    fields: object, message: RateLimitRequest | ReserveRequest | CommitRequest
+) -> Generator[None, None, None]:
     if not isinstance(fields, dict):
         raise ParseError("it must be an object")
     descriptors = fields.pop("descriptors", None) or []

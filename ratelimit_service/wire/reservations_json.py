@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Generator
 
-from google.protobuf.json_format import MessageToDict, Parse, ParseError
-from google.protobuf.message import Message
+from google.protobuf.json_format import MessageToDict
 
-from ratelimit_service.errors import BadRequestError
+from ratelimit_service.wire.json import message_from_json
 from ratelimit_service.wire.messages import RateLimitResponse
 from ratelimit_service.wire.reservations import (
     CommitRequest,
@@ -18,18 +17,15 @@ from ratelimit_service.wire.reservations import (
 
 __all__ = ["commit_from_json", "committed_to_dict", "reserve_from_json", "reserved_to_dict"]
 
-_MOST_BYTES: Final = 16_384
-"""It is read in one go, which takes a few milliseconds for so much."""
 
-
-def reserve_from_json(text: bytes) -> bytes:
+def reserve_from_json(text: bytes) -> Generator[None, None, bytes]:
     """A serialized ReserveRequest. Raises BadRequestError if the text is none."""
-    return _serialized(text, ReserveRequest())
+    return message_from_json(text, ReserveRequest())
 
 
-def commit_from_json(text: bytes) -> bytes:
+def commit_from_json(text: bytes) -> Generator[None, None, bytes]:
     """A serialized CommitRequest. Raises BadRequestError if the text is none."""
-    return _serialized(text, CommitRequest())
+    return message_from_json(text, CommitRequest())
 
 
 def reserved_to_dict(answer: bytes) -> tuple[bool, dict[str, object]]:
@@ -42,13 +38,3 @@ def committed_to_dict(answer: bytes) -> dict[str, object]:
     """The fields of a CommitResponse in JSON."""
     released = CommitResponse.FromString(answer).reservation_released
     return {"reservationReleased": released}
-
-
-def _serialized(text: bytes, message: Message) -> bytes:
-    if len(text) > _MOST_BYTES:
-        raise BadRequestError("too_large", f"the body is too large: at most {_MOST_BYTES} bytes")
-    try:
-        return Parse(text, message).SerializeToString()
-    except (ParseError, ValueError, RecursionError) as error:
-        name = message.DESCRIPTOR.name
-        raise BadRequestError("json", f"the body is no {name} in JSON: {error}") from error

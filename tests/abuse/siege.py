@@ -1,7 +1,7 @@
-"""A server in this process, and what an attacker's bytes cost it: CPU of a turn, bytes held.
+"""A server in this process, and what an attacker's bytes cost it: work of a turn, bytes held.
 
-A turn is what the event loop does in one go, by the CPU time of its thread: what others keep the
-machine busy with is not counted. Of several tries the cheapest counts.
+A turn is what the event loop does in one go. Its work is counted in lines of Python that run, which
+are no more on a busy machine. What one line has C do is not seen: `make abuse` measures time.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-import time
+import sys
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Self
+from types import FrameType as Frame
+from typing import Any, Self
 
 import hpack
 
+from ratelimit_service.eventloop.scheduler import shared_scheduler
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import (
     ACK,
@@ -41,14 +43,8 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 from tests.service.asking import Asking, Away
 
-MAX_TURN_MS = 5.0
-NOMINAL_MS = 1.8
-"""What `slowness` works for on the machine for which the bound was set, when that is idle."""
-
-TRIES = 4
 READ_BYTES = 262_144
 LARGE_HITS = 100
-IDLE_MS = 0.2
 QUIET_TURNS = 100
 """After so many turns in which nothing was done the server has done all that it will do."""
 
@@ -92,16 +88,21 @@ def request(*descriptors: Descriptor) -> bytes:
     return prefixed(encode_request(Request("edge", descriptors)))
 
 
-def slowness() -> float:
-    """How much slower than that machine this one is just now; at least 1."""
-    found = []
-    for _ in range(20):
-        started, seen, at = time.thread_time(), {}, 0
-        for number in range(20_000):
-            at = (at + number * number) % 1_013
-            seen[at] = number
-        found.append((time.thread_time() - started) * 1000)
-    return max(1.0, sorted(found)[len(found) // 2] / NOMINAL_MS)
+class Lines:
+    """Counts the lines and calls of Python that run, if it is interpreted."""
+
+    count = 0
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, _frame: Frame, _event: str, _argument: object) -> Any:
+        self.count += 1
+        return self._trace
 
 
 class Attacker:
@@ -114,7 +115,8 @@ class Attacker:
         server.adopt(its)
         self._rest = b""
         self.stream_id = -1
-        self.worst_ms = 0.0
+        self.longest_turn: int | None = None
+        """In lines, once it is 0: only then they are counted."""
         self.closed = False
         self.goaway: int | None = None
         """The error code with which the server has ended the connection."""
@@ -128,7 +130,6 @@ class Attacker:
         await self.send(ack + self.call(hello))
         await self.send(frames.settings(settings))
         assert not self.closed
-        self.worst_ms = 0.0
 
     def headers(self, block: bytes = head(DECIDE), *, end: bool = False) -> bytes:
         self.stream_id += 2
@@ -161,11 +162,13 @@ class Attacker:
 
     async def _turn(self) -> bool:
         """Lets the loop turn once; returns whether anything was done."""
-        started = time.thread_time()
-        await asyncio.sleep(0)
-        passed_ms = (time.thread_time() - started) * 1000
-        self.worst_ms = max(self.worst_ms, passed_ms)
-        return self.hears() or passed_ms > IDLE_MS
+        if self.longest_turn is None:
+            await asyncio.sleep(0)
+        else:
+            with Lines() as lines:
+                await asyncio.sleep(0)
+            self.longest_turn = max(self.longest_turn, lines.count)
+        return self.hears() or shared_scheduler().busy
 
     def hears(self) -> bool:
         """Takes what the server has said; returns whether it said anything."""
@@ -256,28 +259,6 @@ class Siege:
         self._attackers.append(attacker)
         await attacker.settle(settings or {})
         return attacker
-
-    async def worst_turn_ms(
-        self, attack: Attack, settings: dict[SettingId, int] | None = None
-    ) -> float:
-        """The CPU of an attack's most expensive turn, by the cheapest of several tries.
-
-        It is what it would be on the machine for which the bound was set.
-        """
-        found: list[float] = []
-        gc.collect()
-        gc.disable()  # as the service does; a full collection is the tests' own
-        try:
-            for _ in range(TRIES):
-                attacker = await self.attacker(settings)
-                await attack(attacker)
-                attacker.close()
-                found.append(attacker.worst_ms / slowness())
-                if found[-1] < MAX_TURN_MS:
-                    break
-        finally:
-            gc.enable()
-        return min(found)
 
     async def held_bytes(self, attack: Attack, settings: dict[SettingId, int] | None = None) -> int:
         """What the service holds after an attack, less what it held before."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from ratelimit_service import compiled
 from ratelimit_service.grpc.h2 import frames
 from ratelimit_service.grpc.h2.frames import (
     END_HEADERS,
@@ -25,21 +25,25 @@ from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
 from tests.abuse.siege import (
     DECIDE,
     LIMITS_OF_MANY,
-    MAX_TURN_MS,
     REFLECT,
     Attacker,
+    Lines,
     Siege,
     head,
     prefixed,
     request,
-    slowness,
 )
 from tests.grpc.h2_client import Client
 
 Attack = Callable[[Attacker], Awaitable[None]]
 
-MAX_FRAME_MS = 0.5
+MAX_TURN = 120_000
+"""Lines of Python: about 5 ms on the machine for which bounds were set."""
+
+MAX_FRAME = 30_000
 """What is handled before others can have their turn; some of these may come together."""
+
+interpreted = pytest.mark.skipif(compiled(), reason="lines of Python are counted")
 
 ATTACKS: dict[str, tuple[Attack, dict[SettingId, int]]] = {}
 
@@ -291,34 +295,32 @@ async def open_reflection(attacker: Attacker) -> None:
     await attacker.send(b"".join(frames.frame(FrameType.DATA, 0, at, asked) for at in streams))
 
 
+@interpreted
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_turns(tmp_path: Path, name: str) -> None:
-    """No turn takes longer than 5 ms of CPU, whatever one client sends."""
+    """No turn is longer than some 5 ms, whatever one client sends."""
     act, announced = ATTACKS[name]
 
     async with Siege(tmp_path) as siege:
-        assert await siege.worst_turn_ms(act, announced) < MAX_TURN_MS
+        attacker = await siege.attacker(announced)
+        attacker.longest_turn = 0
+        await act(attacker)
+        assert attacker.longest_turn < MAX_TURN
 
 
-def spent_ms(frame: bytes) -> float:
-    """The CPU of one frame on a settled connection, on the machine for which bounds were set."""
-    found = []
-    for _ in range(10):
-        client = Client()
-        client.settle()
-        started = time.thread_time()
-        client.connection.receive(frame)
-        found.append((time.thread_time() - started) * 1_000)
-        assert not client.connection.closing
-    return min(found) / slowness()
-
-
+@interpreted
 @pytest.mark.parametrize("setting", [*SettingId, 99])
 def test_settings_of_one_frame(setting: int) -> None:
     """A frame cannot be parted, so one with as many settings as it can hold takes little time."""
     entries = setting.to_bytes(2, "big") + (1 if setting == 2 else 20_000).to_bytes(4, "big")
+    client = Client()
+    client.settle()
 
-    assert spent_ms(frames.frame(FrameType.SETTINGS, 0, 0, entries * 2_730)) < MAX_FRAME_MS
+    with Lines() as lines:
+        client.connection.receive(frames.frame(FrameType.SETTINGS, 0, 0, entries * 2_730))
+
+    assert not client.connection.closing
+    assert lines.count < MAX_FRAME
 
 
 async def test_many_connections(tmp_path: Path) -> None:

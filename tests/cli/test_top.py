@@ -107,6 +107,31 @@ def page_of(order: str = "over", window: str = "minute") -> Any:
     }
 
 
+def test_what_is_cut_ends_in_dots() -> None:
+    """A limit or rule of more than 40 characters shows that there is more of it."""
+    row = {
+        "over": 1,
+        "over_error": 0,
+        "near": 0,
+        "near_error": 0,
+        "hits": 1,
+        "hits_error": 0,
+        "remaining": 0,
+        "capacity": 5,
+        "domain": "llm",
+        "rule": "r" * 35,
+        "key": "k",
+        "limit": "30000 per minute, sliding_window, denied hits count",
+        "caller": [["user", "ann"]],
+    }
+
+    assert page({**page_of(), "callers": [row]})[2].split("  ")[-3:] == [
+        "30000 per minute, sliding_window, denie…",
+        "llm: " + "r" * 35,
+        "user=ann",
+    ]
+
+
 def test_keys_choose_what_is_shown() -> None:
     """Keys choose order and time; other keys and none refresh; a fault is shown, and goes again."""
     request = []

@@ -24,7 +24,7 @@ from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rule_lab.replay.denials import decisions_about
 from ratelimit_service.service import CallOrigin, DecidedBatch, DecisionRecord
 from ratelimit_service.settings import Settings
-from tests.service.asking import Asking, Away, descriptor
+from tests.service.asking import Asking, descriptor
 from tests.waiting import PATIENCE_SECONDS, until
 
 RULES = """
@@ -44,12 +44,9 @@ descriptors:
 class Logging:
     """A service whose decisions become lines."""
 
-    def __init__(
-        self, tmp_path: Path, rules: str = RULES, away: bool = False, **settings: Any
-    ) -> None:
+    def __init__(self, tmp_path: Path, rules: str = RULES, **settings: Any) -> None:
         closed = Settings(failure_policy=FailurePolicy.CLOSED)
-        store = Away() if away else None
-        self.asking = Asking(tmp_path, rules, store=store, settings=closed)
+        self.asking = Asking(tmp_path, rules, settings=closed)
         self.sent: list[bytes] = []
         self.room = True
         set_up = Settings(decision_log="x", **settings)

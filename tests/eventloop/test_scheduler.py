@@ -1,4 +1,7 @@
-"""Whose turn it is, and for how long."""
+"""Whose turn it is, and for how long.
+
+It is long because each rule of turns has its test, on clients and a clock that all of them share.
+"""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ LATE_US = 80_000_000
 OVER = "user=z"
 
 
-def frames_of(ends: Ends, number: int, descriptors: str = OVER, timeout: str = "100S") -> bytes:
+def frames_of(ends: Ends, number: int, descriptors: str = OVER) -> bytes:
     asked = Request("edge", tuple(descriptor(each) for each in descriptors.split()))
     body = wire.encode_request(asked)
     calls = (
-        ends.client.headers([("grpc-timeout", timeout)]) + ends.client.data(body)
+        ends.client.headers([("grpc-timeout", "100S")]) + ends.client.data(body)
         for _ in range(number)
     )
     return b"".join(calls)

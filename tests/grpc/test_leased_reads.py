@@ -178,9 +178,7 @@ async def test_beside_a_grant(rules: Path, own_redis: RedisServer, process: Proc
     assert answered(ends.wire.kinds()) == 1
 
 
-async def test_listeners_hear_of_each_call_once(
-    rules: Path, own_redis: RedisServer, process: Process
-) -> None:
+async def test_listeners_hear_of_each_call_once(rules: Path, process: Process) -> None:
     """What is told of a read does not depend on how it was divided."""
     ends = Ends(Asking(rules, _RULES, store=process.advances))
     await held(ends, process, "user=a")

@@ -1,4 +1,7 @@
-"""Kuadrant's four methods on the gRPC port, over real sockets and both transports."""
+"""Kuadrant's four methods on the gRPC port, over real sockets and both transports.
+
+It is long because each of the four is asked for all that it may answer.
+"""
 
 from __future__ import annotations
 

@@ -211,7 +211,8 @@ async def test_other_paths(site: Site) -> None:
     assert (answer.status, answer.text) == (
         404,
         "/nowhere is not here: "
-        "/healthcheck /livez /readyz /json /metrics /rlconfig /processes are\n",
+        "/healthcheck /livez /readyz /json /json/reserve /json/settle /metrics /rlconfig "
+        "/processes are\n",
     )
 
 
@@ -276,7 +277,7 @@ async def test_rules_that_are_not_public(tmp_path: Path) -> None:
 
     await site.admin.close()
     assert (answer.status, "edge" in answer.text) == (404, False)
-    assert answer.text.endswith("/json /metrics /processes are\n")
+    assert answer.text.endswith("/json/settle /metrics /processes are\n")
 
 
 async def test_fault_of_ours(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -102,7 +102,7 @@ async def test_overrides_of_a_list_are_new_or_take_places(
         ),
         (
             '{"kind": "ban", "domain": "edge", "entries": [["plan", "a"]], "limit": "shirt"}',
-            "no limit there is called 'shirt': short, long",
+            "no limit there is called 'shirt', only short, long",
         ),
     ],
 )

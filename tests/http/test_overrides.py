@@ -185,8 +185,14 @@ async def test_reset(operator: Operator) -> None:
     ("words", "expected"),
     [
         (("reset", "edge", "nobody=x"), "nothing counts it: no rule"),
-        (("reset", "edge", "plan=a", "--limit", "x"), "no limit there is called 'x'"),
-        (("ban", "edge", "plan=a", "--limit", "x"), "no limit there is called 'x': short, long"),
+        (
+            ("reset", "edge", "plan=a", "--limit", "x"),
+            "no limit there is called 'x', only short, long",
+        ),
+        (
+            ("ban", "edge", "plan=a", "--limit", "x"),
+            "no limit there is called 'x', only short, long",
+        ),
         (("unban", "edge", "user=bob"), "there is no ban for just this descriptor in edge"),
         (("overrides", "remove", "00"), "there is no override '00': `ratelimit overrides`"),
         (("overrides", "remove"), "write which one: ratelimit overrides remove ID"),

@@ -24,6 +24,8 @@ descriptors:
   - {name: credits, unit: month, requests_per_unit: 1000}
 """
 ALICE = {"domain": "llm", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
+NO_RESERVE = "the body is no ReserveRequest in JSON:"
+NO_COMMIT = "the body is no CommitRequest in JSON:"
 LAYERS = [{"entries": [{"key": "layers", "value": "alice"}]}]
 
 
@@ -91,17 +93,40 @@ def test_the_limit_that_held_is_settled(service: ServiceProcess) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        ("/json/reserve", {"amount": -1}, "the body is no ReserveRequest in JSON: "),
+        ("/json/reserve", {"amount": -1}, f"{NO_RESERVE} amount must be a whole number from 0"),
+        ("/json/reserve", {"amount": "x"}, f"{NO_RESERVE} amount must be a whole number from 0"),
+        ("/json/reserve", {"ttl": "5"}, f"{NO_RESERVE} ttl must be a number of seconds with an s"),
+        ("/json/reserve", {"ttl": 60}, f"{NO_RESERVE} ttl must be a number of seconds with an s"),
         ("/json/reserve", {"amount": 1, "ttl": "0s"}, "ttl is none: leave it out"),
-        ("/json/settle", {"actual": 1}, "the body is no CommitRequest in JSON: "),
-        ("/json/settle", {"reservationId": "x" * 20_000}, "the body is too large"),
+        ("/json/reserve", {"reservationId": 7}, f"{NO_RESERVE} reservationId must be the text"),
+        (
+            "/json/reserve",
+            {"descriptors": [{"entries": [{"key": "user", "valu": "alice"}]}]},
+            f"{NO_RESERVE} an entry has key and value, and no 'valu'",
+        ),
+        (
+            "/json/settle",
+            {"actual": 1},
+            f"{NO_COMMIT} CommitRequest has no field 'actual': allowed are domain, descriptors, "
+            "reservationId, actualAmount",
+        ),
+        ("/json/settle", {"actualAmount": 1.5}, f"{NO_COMMIT} actualAmount must be a whole number"),
     ],
 )
 def test_what_cannot_be_read_is_refused(
     service: ServiceProcess, path: str, fields: dict[str, object], message: str
 ) -> None:
-    """400 says what is wrong."""
+    """400 says on one line what is wrong."""
     answer = ask(service, path, **fields)
 
     assert answer.status == 400
     assert answer.text.startswith(message)
+    assert answer.text.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["/json/reserve", "/json/settle"])
+def test_a_list_reserves_and_settles_nothing(service: ServiceProcess, path: str) -> None:
+    """Only decisions can be asked for by lists."""
+    answer = http(f"http://127.0.0.1:{service.http_port}{path}", [ALICE])
+
+    assert (answer.status, answer.text.partition(": ")[2]) == (400, "it must be an object\n")

@@ -2,7 +2,8 @@
 
 Written from `docs/rules.md` alone, and slow on purpose: a wait is not worked out but searched
 for, by asking what is used at a later time. Nothing of the service's own arithmetic is used.
-Times are integer microseconds, what is used is an integer or a Fraction.
+Times are integer microseconds, what is used is an integer or a Fraction. It is long because all
+ways share this search.
 """
 
 from __future__ import annotations

@@ -123,6 +123,21 @@ async def test_budget_is_held_until_its_end() -> None:
     assert (await limiter.check(stream="b", cost=0)).remaining == 1_000
 
 
+async def test_a_settle_without_an_answer_says_what_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It decides on no request, so the log tells of the budget and not of requests."""
+    line = Broken(None, LOST, LOST, LOST)
+    caplog.set_level(logging.WARNING, "ratelimit_client")
+    async with line.limiter(on_failure="open").reserve(stream="a", cost=400) as budget:
+        budget.spend(50)
+
+    assert len(line.asked) == 4
+    assert caplog.messages == [
+        "no answer in time; what a budget has used may not be counted, and its hold ends by itself"
+    ]
+
+
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 31_536_001])
 async def test_what_is_no_time_to_live(ttl: float) -> None:
     """It is refused before anything is asked, and what is allowed is said."""

@@ -154,6 +154,7 @@ class Asking:
         self.settings = settings or Settings()
         self.stats = Stats()
         self.health = Health()
+        directory.mkdir(exist_ok=True)
         for number, text in enumerate(files):
             (directory / f"{number}.yaml").write_text(text)
         self.rules = Rules(directory, stats=self.stats, health=self.health)

@@ -63,16 +63,15 @@ descriptors:
 
 
 class Kept:
-    """Queues in a list each, of which the oldest items make room."""
+    """Queues in a list each."""
 
-    def __init__(self, most: int = 1_000) -> None:
+    def __init__(self) -> None:
         self.queues: dict[Queue, list[Mapping[str, str]]] = {}
         self.lost: dict[Queue, int] = {}
         self.removed: set[Queue] = set()
         self.fault: Exception | None = None
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
-        self._most = most
 
     async def put(self, queue: Queue, items: Sequence[Mapping[str, str]], lost: int) -> int:
         await self.may_go_on.wait()
@@ -81,9 +80,7 @@ class Kept:
         kept = self.queues.setdefault(queue, [])
         kept += items
         self.lost[queue] = self.lost.get(queue, 0) + lost
-        room = max(0, len(kept) - self._most)
-        del kept[:room]
-        return room
+        return 0
 
     async def look(self, queue: Queue) -> QueueLook:
         if self.fault is not None:

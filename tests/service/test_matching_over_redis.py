@@ -44,7 +44,6 @@ class Process:
     """A service with a store, a clock and rules of its own."""
 
     def __init__(self, directory: Path, url: str) -> None:
-        directory.mkdir()
         self.clock = Time()
         self.clock.now_us = EIGHT
         self.store = RedisStore(url, 10_000_000, Stats(), Health(), self.clock)

@@ -98,6 +98,19 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Asking:
     return Asking(tmp_path_factory.mktemp("rules"), RULES)
 
 
+def fresh(rules: Asking) -> tuple[Service, Recording]:
+    """A service that remembers nothing."""
+    store, snapshot = Recording(), rules.rules.snapshot
+    return Service(lambda: snapshot, store, rules.settings, rules.stats), store
+
+
+def damaged(request: Request, damage: tuple[int, int] | None) -> bytes:
+    encoded = bytearray(wire.encode_request(request))
+    if damage:
+        encoded[damage[0] % len(encoded)] = damage[1]
+    return bytes(encoded)
+
+
 def decided(service: Service, store: Recording, body: bytes) -> tuple[list[Answer], list[object]]:
     store.hits.clear()
     answers: list[Answer] = []
@@ -111,21 +124,10 @@ def test_plans_are_those_of_a_service_that_remembers_nothing(
     rules: Asking, asked: list[tuple[Request, tuple[int, int] | None]]
 ) -> None:
     """After any requests, good or broken, each has the hits and the answer of a first one."""
+    used, used_store = fresh(rules)
+    bodies = [body for one in asked for body in [damaged(*one)] * 3]
 
-    def fresh() -> tuple[Service, Recording]:
-        store = Recording()
-        snapshot = rules.rules.snapshot
-        return Service(lambda: snapshot, store, rules.settings, rules.stats), store
-
-    used, used_store = fresh()
-    bodies: list[bytes] = []
-    for request, damage in asked:
-        encoded = bytearray(wire.encode_request(request))
-        if damage:
-            encoded[damage[0] % len(encoded)] = damage[1]
-        bodies += [bytes(encoded)] * 3
-
-    first = {body: decided(*fresh(), body) for body in {*bodies}}
+    first = {body: decided(*fresh(rules), body) for body in {*bodies}}
     for body in [*bodies, *bodies]:
         assert decided(used, used_store, body) == first[body]
 
@@ -165,23 +167,13 @@ def test_overrides_hold_whatever_is_remembered(
             )
             overrides.append(ban)
 
-    def fresh() -> tuple[Service, Recording]:
-        store = Recording()
-        snapshot = rules.rules.snapshot
-        return Service(lambda: snapshot, store, rules.settings, rules.stats), store
-
-    used, used_store = fresh()
-    bodies: list[bytes] = []
-    for request, damage in asked:
-        encoded = bytearray(wire.encode_request(request))
-        if damage:
-            encoded[damage[0] % len(encoded)] = damage[1]
-        bodies.append(bytes(encoded))
+    used, used_store = fresh(rules)
+    bodies = [damaged(*one) for one in asked]
 
     for number, override in enumerate(overrides):
         used.overrides.add([override])
         for body in bodies:
-            expected_of, store = fresh()
+            expected_of, store = fresh(rules)
             expected_of.overrides.add(overrides[: number + 1])
             expected = decided(expected_of, store, body)
             for _ in range(3 if asked_before[number % len(asked_before)] else 1):
@@ -189,7 +181,7 @@ def test_overrides_hold_whatever_is_remembered(
     for override in overrides:
         used.overrides.remove([override])
     for body in bodies:
-        assert decided(used, used_store, body) == decided(*fresh(), body)
+        assert decided(used, used_store, body) == decided(*fresh(rules), body)
 
 
 def odd(entries: bytes, other: str = "") -> bytes:

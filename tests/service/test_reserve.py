@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.model import Code
-from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
-from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores import Store
 from tests.service.asking import Asking, descriptor
 from tests.service.overriding import LIMIT, override
-from tests.stores.conftest import STORES, Time, store_named
+from tests.stores.conftest import Time
 
 WAYS = {
     "fixed": "",
@@ -48,13 +47,9 @@ NESTED = """
 """
 
 
-@pytest.fixture(params=[*STORES, "cached"])
-def asking(tmp_path: Path, request: pytest.FixtureRequest, clock: Time) -> Asking:
-    cached = request.param == "cached"
-    store = store_named("redis" if cached else request.param, request)
-    front = LocalCache(store, 1 << 20, Stats(), clock) if cached else store
-    (tmp_path / "rules").mkdir()
-    return Asking(tmp_path / "rules", RULES + NESTED, store=front, clock=clock)
+@pytest.fixture
+def asking(tmp_path: Path, any_store: Store, clock: Time) -> Asking:
+    return Asking(tmp_path / "rules", RULES + NESTED, store=any_store, clock=clock)
 
 
 async def passing(asking: Asking, *asked: str) -> str:

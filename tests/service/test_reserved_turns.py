@@ -5,37 +5,20 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from ratelimit_service.decision_log.line import line_of
-from ratelimit_service.model import Request
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores.local_cache import LocalCache
-from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.wire import encode_request
-from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest
-from ratelimit_service.wire.reservations import (
-    CommitRequest,
-    CommitResponse,
-    ReserveRequest,
-    ReserveResponse,
-)
-from tests.servers.cluster import SharedCluster
-from tests.servers.redis import SharedRedis
+from ratelimit_service.stores import Store
 from tests.service.asking import Asking, Heard, descriptor
 from tests.service.overriding import EXEMPT, GRANT, override
+from tests.service.paying import ANN, TTL, Model, left, paid
+from tests.service.reserving import Gateway
 from tests.stores.cases import HOUR, MINUTE, SECOND, T
-from tests.stores.conftest import Time, ring_url
-from tests.stores.redis_store import started
-
-__all__ = ["ring_url"]  # a fixture
+from tests.stores.conftest import Time
 
 RULES = """
 domain: edge
@@ -60,41 +43,12 @@ descriptors:
       - {name: own, unit: minute, requests_per_unit: 1, algorithm: concurrency}
       - {name: spare, unit: hour, requests_per_unit: 1, algorithm: concurrency}
 """
-ANN = "org=o,team=t,user=ann"
-TTL = 40
-_MARKED_US = 660 * SECOND
-"""So long a settled id is known: the longest reservation, and a minute more."""
 
 
 @pytest.fixture
-def clock() -> Time:
-    return Time()
-
-
-@pytest.fixture(params=["memory", "redis", "ring", "cluster", "cached"])
-async def asking(
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    clock: Time,
-    redis_server: SharedRedis,
-    ring_url: str,
-) -> AsyncIterator[Asking]:
-    (tmp_path / "rules").mkdir()
+def asking(tmp_path: Path, any_store: Store, clock: Time) -> Asking:
     settings = Settings(decision_metadata=True)
-    if request.param == "memory":
-        yield Asking(tmp_path / "rules", RULES, clock=clock, settings=settings)
-        return
-    redis_server.flush()
-    url = ring_url if request.param == "ring" else redis_server.url
-    if request.param == "cluster":
-        cluster: SharedCluster = request.getfixturevalue("redis_cluster")
-        cluster.flush()
-        url = cluster.url
-    store = RedisStore(url, 10_000_000, Stats(), Health(), clock)
-    await started(store)
-    front = LocalCache(store, 1 << 20, Stats(), clock) if request.param == "cached" else store
-    yield Asking(tmp_path / "rules", RULES, store=front, clock=clock, settings=settings)
-    await store.close()
+    return Asking(tmp_path / "rules", RULES, store=any_store, clock=clock, settings=settings)
 
 
 class Caller:
@@ -102,47 +56,23 @@ class Caller:
 
     def __init__(self, asking: Asking) -> None:
         self.asking = asking
+        self._gateway = Gateway(asking, "edge")
 
     async def reserve(self, hits: int, *texts: str, hold_id: str = "") -> str:
         """The reservation's id; empty if it is denied."""
-        request = ReserveRequest(
-            domain="edge", amount=hits, reservation_id=hold_id, descriptors=_descriptors(texts)
-        )
-        request.ttl.seconds = TTL
-        answer = await self.asking.service.reservations.call("Reserve", request.SerializeToString())
-        assert isinstance(answer, bytes), answer
-        return ReserveResponse.FromString(answer).reservation_id
+        return await self._gateway.reserve(hits, *texts, hold_id=hold_id, seconds=TTL)
 
     async def settle(self, hold_id: str, hits: int, *texts: str) -> bool:
         """Whether anything was held."""
-        request = CommitRequest(
-            domain="edge",
-            reservation_id=hold_id,
-            actual_amount=hits,
-            descriptors=_descriptors(texts),
-        )
-        answer = await self.asking.service.reservations.call("Commit", request.SerializeToString())
-        assert isinstance(answer, bytes), answer
-        return CommitResponse.FromString(answer).reservation_released
+        return await self._gateway.commit(hold_id, hits, *texts)
 
     async def left(self, text: str) -> list[object]:
         """What remains of each limit, to a look."""
-        decision = await self.asking.ask(descriptor(text, addend=0))
-        listed = (decision.metadata or {})["limits"]
-        assert isinstance(listed, list)
-        return [each["remaining"] for each in listed]
+        return left(await self.asking.ask(descriptor(text, addend=0)))
 
     async def paid(self, hits: int, text: str) -> list[object]:
         """Which limit pays for plain hits."""
-        decision = await self.asking.ask(descriptor(text, addend=hits))
-        listed = (decision.metadata or {}).get("paid", [])
-        assert isinstance(listed, list)
-        return [each["limit"] for each in listed]
-
-
-def _descriptors(texts: Sequence[str]) -> Sequence[RateLimitDescriptor]:
-    request = Request("edge", tuple(descriptor(text) for text in texts))
-    return RateLimitRequest.FromString(encode_request(request)).descriptors
+        return paid(await self.asking.ask(descriptor(text, addend=hits)))
 
 
 @pytest.fixture
@@ -330,94 +260,6 @@ async def test_all_limits_can_take_reservations(tmp_path: Path) -> None:
     assert await caller.settle(held, 5, ANN)
 
 
-class Pot(NamedTuple):
-    """One limit of the model: its size, and without the soft part, and its window."""
-
-    name: str
-    size: int
-    hard: int
-    window_us: int
-    keys: int
-    """How many of the entries org, team and user it counts by."""
-    largest: int = 100
-    """The part of it that one reservation may hold, in percent."""
-
-
-POTS = [
-    Pot("tier", 7, 5, MINUTE, 3, 60),
-    Pot("reserve", 7, 7, HOUR, 2),
-    Pot("credits", 20, 20, 30 * 24 * HOUR, 1),
-]
-_Counter = tuple[str, ...]
-
-
-class Model:
-    """What the documents say, in a few lines: nothing of the service is used.
-
-    Where an id holds, or was settled, is asked alone; else all of them are, soft parts last.
-    """
-
-    def __init__(self) -> None:
-        self.used: Counter[tuple[_Counter, int]] = Counter()
-        self.holds: dict[tuple[_Counter, str], tuple[int, int]] = {}
-        """For each counter and id what is held, and when it ends; -1 of one that was settled."""
-
-    def counter(self, pot: Pot, who: Sequence[str]) -> _Counter:
-        return pot.name, *who[: pot.keys]
-
-    def room(self, pot: Pot, size: int, who: Sequence[str], now: int, own: str = "") -> int:
-        """What is left of a size beside what is counted and held, but for one's own hold."""
-        counter = self.counter(pot, who)
-        held = sum(
-            max(0, hits)
-            for (where, hold_id), (hits, _) in self.holds.items()
-            if where == counter and hold_id != own
-        )
-        return size - self.used[counter, now // pot.window_us] - held
-
-    def asked(self, who: Sequence[str], hold_id: str = "") -> Iterator[tuple[Pot, int]]:
-        """The limits in the order in which they are asked, each with its size."""
-        known = [pot for pot in POTS if (self.counter(pot, who), hold_id) in self.holds]
-        for soft in (False, True):
-            for pot in known or POTS:
-                if pot.size > pot.hard or not soft:
-                    yield pot, pot.size if soft else pot.hard
-
-    def plain(self, who: Sequence[str], hits: int, now: int) -> str:
-        for pot, size in self.asked(who):
-            if self.room(pot, size, who, now) >= hits:
-                self.used[self.counter(pot, who), now // pot.window_us] += hits
-                return pot.name
-        return ""
-
-    def reserve(self, who: Sequence[str], hold_id: str, hits: int, now: int) -> bool:
-        for pot, size in self.asked(who, hold_id):
-            place = self.counter(pot, who), hold_id
-            fits = hits * 100 <= size * pot.largest
-            if fits and self.room(pot, size, who, now, hold_id) >= hits:
-                if self.holds.get(place, (0, 0))[0] < 0:
-                    return False
-                self.holds[place] = hits, now + TTL * SECOND
-                return True
-        return False
-
-    def settle(self, who: Sequence[str], hold_id: str, hits: int, now: int) -> bool:
-        """Whether anything was held."""
-        for pot, size in self.asked(who, hold_id):
-            counter = self.counter(pot, who)
-            held, _ = self.holds.get((counter, hold_id), (0, 0))
-            if held < 0:
-                return False
-            if held or self.room(pot, size, who, now) >= hits:
-                self.used[counter, now // pot.window_us] += hits
-                self.holds[counter, hold_id] = -1, now + _MARKED_US
-                return held > 0
-        return False
-
-    def end(self, now: int) -> None:
-        self.holds = {place: each for place, each in self.holds.items() if each[1] > now}
-
-
 async def test_walk_against_a_model(asking: Asking, clock: Time) -> None:
     """An id holds in one limit at most, is settled there, and counts once, whatever comes between.
 
@@ -442,9 +284,11 @@ async def test_walk_against_a_model(asking: Asking, clock: Time) -> None:
                 continue
         text = f"org={who[0]},team={who[1]},user={who[2]}"
         if step == "plain":
-            pays = model.plain(who, hits, now)
-            assert await caller.paid(hits, text) == ([pays] if pays else [])
-            told[f"plain {pays}"] += 1
+            pays = model.payer(who, hits, now)
+            if pays is not None:
+                model.charge(pays, who, hits, now)
+            assert await caller.paid(hits, text) == ([pays.name] if pays else [])
+            told[f"plain {pays and pays.name}"] += 1
         elif step == "settle":
             released = model.settle(who, hold_id, hits, now)
             assert await caller.settle(hold_id, hits, text) == released
@@ -457,6 +301,5 @@ async def test_walk_against_a_model(asking: Asking, clock: Time) -> None:
                 ids.append((found, who))
             told[f"{step} {passes}"] += 1
         if any(model.room(pot, size, who, now) >= 0 for pot, size in model.asked(who)):
-            left = [max(0, model.room(pot, pot.hard, who, now)) for pot in POTS]
-            assert await caller.left(text) == left
+            assert await caller.left(text) == model.left(who, now)
     assert min(told.values()) > 10, told

@@ -170,7 +170,7 @@ async def test_a_denied_reservation_counts_nothing(asking: Asking, gateway: Gate
     assert (await asking.ask("strict=a", domain="llm")).code is Code.OVER_LIMIT
 
 
-async def test_the_soft_part_is_room(asking: Asking, gateway: Gateway) -> None:
+async def test_the_soft_part_is_room(gateway: Gateway) -> None:
     """A reservation may hold hits that would pass with a warning."""
     held = await gateway.reserve(10, "soft=a")
     more = await gateway.reserve(5, "soft=a")
@@ -216,7 +216,7 @@ async def test_a_limit_of_an_operator_holds_for_reservations(
     assert await left(asking, "user=a") == 0
 
 
-async def test_a_caller_without_a_limit_holds_nothing(asking: Asking, gateway: Gateway) -> None:
+async def test_a_caller_without_a_limit_holds_nothing(gateway: Gateway) -> None:
     """Nor is there anything to settle."""
     held = await gateway.reserve(10, "free=a")
 

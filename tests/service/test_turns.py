@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from ratelimit_service.decision_log.line import line_of
-from ratelimit_service.model import Code, Decision, Descriptor
-from ratelimit_service.observability.health import Health
-from ratelimit_service.observability.stats import Stats
+from ratelimit_service.model import Code, Descriptor
 from ratelimit_service.rule_lab.replay.denials import last_denials
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores.local_cache import LocalCache
-from ratelimit_service.stores.redis import RedisStore
-from tests.servers.cluster import SharedCluster
-from tests.servers.redis import SharedRedis
+from ratelimit_service.stores import Store
 from tests.service.asking import Asking, Away, Heard, descriptor
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
+from tests.service.paying import ANN, Model, left, paid
 from tests.stores.cases import HOUR, MINUTE, T
-from tests.stores.conftest import Time, ring_url
-from tests.stores.redis_store import started
-
-__all__ = ["ring_url"]  # a fixture
+from tests.stores.conftest import Time
 
 RULES = """
 domain: edge
@@ -63,100 +54,17 @@ descriptors:
       - {name: own, unit: minute, requests_per_unit: 1, algorithm: concurrency}
       - {name: spare, unit: hour, requests_per_unit: 1, algorithm: concurrency}
 """
-ANN = "org=o,team=t,user=ann"
 
 
 @pytest.fixture
-def clock() -> Time:
-    return Time()
-
-
-@pytest.fixture(params=["memory", "redis", "ring", "cluster", "cached"])
-async def asking(
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    clock: Time,
-    redis_server: SharedRedis,
-    ring_url: str,
-) -> AsyncIterator[Asking]:
-    (tmp_path / "rules").mkdir()
+def asking(tmp_path: Path, any_store: Store, clock: Time) -> Asking:
     settings = Settings(decision_metadata=True)
-    if request.param == "memory":
-        yield Asking(tmp_path / "rules", RULES, clock=clock, settings=settings)
-        return
-    redis_server.flush()
-    url = ring_url if request.param == "ring" else redis_server.url
-    if request.param == "cluster":
-        cluster: SharedCluster = request.getfixturevalue("redis_cluster")
-        cluster.flush()
-        url = cluster.url
-    store = RedisStore(url, 10_000_000, Stats(), Health(), clock)
-    await started(store)
-    front = LocalCache(store, 1 << 20, Stats(), clock) if request.param == "cached" else store
-    yield Asking(tmp_path / "rules", RULES, store=front, clock=clock, settings=settings)
-    await store.close()
+    return Asking(tmp_path / "rules", RULES, store=any_store, clock=clock, settings=settings)
 
 
 @pytest.fixture
 def in_memory(tmp_path: Path, clock: Time) -> Asking:
     return Asking(tmp_path, RULES, clock=clock, settings=Settings(decision_metadata=True))
-
-
-def paid(decision: Decision) -> list[object]:
-    """What the metadata say has paid."""
-    listed = (decision.metadata or {}).get("paid", [])
-    assert isinstance(listed, list)
-    return [each["limit"] for each in listed]
-
-
-def left(decision: Decision) -> list[object]:
-    """What remains of each limit."""
-    listed = (decision.metadata or {})["limits"]
-    assert isinstance(listed, list)
-    return [each["remaining"] for each in listed]
-
-
-class Pot(NamedTuple):
-    """One limit of the model: its name, its size with the soft part and without, its window."""
-
-    name: str
-    size: int
-    hard: int
-    window_us: int
-    keys: int
-    """How many of the entries org, team and user it counts by."""
-
-
-POTS = [
-    Pot("tier", 7, 5, MINUTE, 3),
-    Pot("reserve", 7, 7, HOUR, 2),
-    Pot("credits", 20, 20, 30 * 24 * HOUR, 1),
-]
-
-
-class Model:
-    """What the documents say of the rule above, in a few lines: nothing of the service is used."""
-
-    def __init__(self) -> None:
-        self.used: Counter[tuple[object, ...]] = Counter()
-
-    def key(self, pot: Pot, who: Sequence[str], now: int) -> tuple[object, ...]:
-        return pot.name, now // pot.window_us, *who[: pot.keys]
-
-    def payer(self, who: Sequence[str], hits: int, now: int) -> Pot | None:
-        """The first with room for all hits; soft parts count only after all without them."""
-        for soft in (False, True):
-            for pot in POTS:
-                size = pot.size if soft else pot.hard
-                if self.used[self.key(pot, who, now)] + hits <= size:
-                    return pot
-        return None
-
-    def give_back(self, who: Sequence[str], name: str, hits: int, now: int) -> None:
-        for pot in POTS:
-            if pot.name == name:
-                key = self.key(pot, who, now)
-                self.used[key] = max(0, self.used[key] - hits)
 
 
 async def test_walk_against_a_model(asking: Asking, clock: Time) -> None:
@@ -190,7 +98,7 @@ async def test_walk_against_a_model(asking: Asking, clock: Time) -> None:
         passes = pot is not None and (not gated or gate[now // MINUTE] < 6)
         assert (decision.code is Code.OK) == passes
         if passes and pot is not None:
-            model.used[model.key(pot, who, now)] += hits
+            model.charge(pot, who, hits, now)
             gate[now // MINUTE] += gated
             assert paid(decision) == ([pot.name] if hits else [])
             told[pot.name] += 1
@@ -198,9 +106,7 @@ async def test_walk_against_a_model(asking: Asking, clock: Time) -> None:
             assert paid(decision) == []
             told[None] += 1
         if passes:
-            used = [model.used[model.key(pot, who, now)] for pot in POTS]
-            remaining = [max(0, pot.hard - count) for pot, count in zip(POTS, used, strict=True)]
-            assert left(decision) == remaining
+            assert left(decision) == model.left(who, now)
     assert min(told.values()) > 50, told
 
 

@@ -8,7 +8,7 @@ from tests.algorithms import ways
 from tests.algorithms.asking import at, hit
 from tests.algorithms.ways.concurrency import LEASES
 from tests.algorithms.ways.fixed_window import BERLIN_DAY, FIRST_HIT, UTC_MONTH
-from tests.algorithms.ways.leaky_bucket import METER, QUEUE
+from tests.algorithms.ways.leaky_bucket import METER
 from tests.algorithms.ways.sliding_log import LOG
 from tests.algorithms.ways.sliding_window import (
     BRIEF_PARTS,
@@ -32,7 +32,6 @@ __all__ = [
     "LOG",
     "METER",
     "PARTS",
-    "QUEUE",
     "SLIDING",
     "STEPPED",
     "TOKENS",

@@ -36,7 +36,7 @@ def _advance(way: str, wanted: int, processes: int) -> Hit:
     return _hit(way, wanted)._replace(mode=Mode.ADVANCE, lease=lease)
 
 
-async def _both(store: RedisStore, clock: Time, way: str, hits: list[Hit]) -> list[int]:
+async def _both(store: RedisStore, clock: Time, hits: list[Hit]) -> list[int]:
     """How many of each hit are counted, a second apart, in Python; in Redis it is the same."""
     states: dict[bytes, State | None] = {}
     counted = []
@@ -80,7 +80,7 @@ async def test_at_most_its_share_of_half_of_what_is_left(
     """What is asked for, but at most left / 2N, and nothing below 4: such hits are soon spent."""
     hits = [_hit(way, before), _advance(way, *asked)]
 
-    assert await _both(redis_store, clock, way, hits) == [before, given]
+    assert await _both(redis_store, clock, hits) == [before, given]
 
 
 @_every_way
@@ -88,7 +88,7 @@ async def test_what_is_given_is_charged(redis_store: RedisStore, clock: Time, wa
     """Hits that are given ahead are on the counter, as if they had been asked for one by one."""
     hits = [_advance(way, 40, 1), _hit(way, 61), _hit(way, 60), _hit(way, 1)]
 
-    assert await _both(redis_store, clock, way, hits) == [40, 0, 60, 0]
+    assert await _both(redis_store, clock, hits) == [40, 0, 60, 0]
 
 
 @_every_way
@@ -131,4 +131,4 @@ async def test_buckets_give_of_what_is_free(redis_store: RedisStore, clock: Time
     """In a bucket it is half of what is free at that moment, and it leaks away as any hits."""
     hits = [_hit(way, 40), _advance(way, 90, 1), _hit(way, 33), _hit(way, 32)]
 
-    assert await _both(redis_store, clock, way, hits) == [40, 30, 0, 32]
+    assert await _both(redis_store, clock, hits) == [40, 30, 0, 32]

@@ -254,7 +254,9 @@ async def test_a_store_that_is_away_is_said_to_be(tmp_path: Path, memory: Memory
         return [None for _ in peeks]
 
     here = replace(deciding(asking, memory), look_at=nothing)
-    with pytest.raises(QuestionError, match="the store does not say"):
+    with pytest.raises(
+        QuestionError, match=r"the store does not say .*: `ratelimit status` says why"
+    ):
         await inspected(here, ("user", "ann"))
 
 

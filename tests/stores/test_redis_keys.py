@@ -76,9 +76,7 @@ def told_ms(client: redis.Redis, key: bytes) -> tuple[float, int]:
     return seconds * 1_000 + micros / 1_000, left_ms
 
 
-async def test_no_number_fails_a_script_call(
-    redis_store: RedisStore, clock: Time, stats: Stats
-) -> None:
+async def test_no_number_fails_a_script_call(redis_store: RedisStore, stats: Stats) -> None:
     """The largest numbers of rules and callers fail nothing that is counted beside them."""
     windows = [(Unit.YEAR, 285), (Unit.YEAR, 1), (Unit.SECOND, 1)]
     limits = [

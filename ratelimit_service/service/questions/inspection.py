@@ -119,7 +119,8 @@ async def _told(deciding: Deciding, about: About) -> object:
         counters.append(counter)
     if counters and all(look is None for look in looks):
         raise QuestionError(
-            "the store does not say how the counters stand: see /health", StatusCode.UNAVAILABLE
+            "the store does not say how the counters stand: `ratelimit status` says why",
+            StatusCode.UNAVAILABLE,
         )
     return {
         "domain": domain,
@@ -188,7 +189,7 @@ def _counter(limit: CompiledLimit, peek: Hit, look: Look | None, shard: str) -> 
         "capacity": limit.spec.limit,
     }
     if look is None:
-        return {**found, "unknown": "its server gives no answer: see /health"}
+        return {**found, "unknown": "its server gives no answer: `ratelimit status` says why"}
     count = peek.spec.limit - look.outcome.remaining
     found |= {
         "count": count,

@@ -153,8 +153,7 @@ async def notes_of(deciding: Deciding, override: Override) -> list[str]:
         return await _notes_of_pattern(deciding, override)
     limits = _limits(deciding, override)
     if override.limit and limits and override.limit not in {each.name for each in limits}:
-        names = ", ".join(each.name for each in limits if each.name) or "none of them has a name"
-        raise QuestionError(f"no limit there is called {override.limit!r}: {names}")
+        raise QuestionError(_no_such_name(override.limit, limits))
     notes = []
     if not limits:
         notes.append(_unlimited(deciding, override))
@@ -190,6 +189,13 @@ def _limits(deciding: Deciding, override: Override) -> list[Limit]:
     """The limits that the descriptor of an exact override meets now."""
     planned = counters_of(deciding, override.domain, Descriptor(override.entries))
     return [each.limit for each in planned.rule.limits]
+
+
+def _no_such_name(name: object, limits: Iterable[Limit]) -> str:
+    """Says that none of these limits has this name, and which names they have."""
+    names = ", ".join(each.name for each in limits if each.name)
+    only = f"only {names}" if names else "none of them has a name"
+    return f"no limit there is called {name!r}, {only}"
 
 
 def _unlimited(deciding: Deciding, override: Override) -> str:
@@ -310,9 +316,10 @@ async def _reset(deciding: Deciding, about: About) -> object:
     planned = counters_of(deciding, domain, descriptor)
     hits = _hits(planned, name)
     if not hits:
-        why = _why(deciding, domain, descriptor)
-        which = f"no limit there is called {name!r}" if planned.hits else "nothing counts it"
-        raise QuestionError(f"{which}: {why}", StatusCode.NOT_FOUND)
+        why = f"nothing counts it: {_why(deciding, domain, descriptor)}"
+        if planned.hits:
+            why = _no_such_name(name, [each.limit for each in planned.rule.limits])
+        raise QuestionError(why, StatusCode.NOT_FOUND)
     before = await _counts(deciding, planned, hits)
     audit = audit_line(deciding, about, "reset", before, [])
     await deciding.forget(hits)

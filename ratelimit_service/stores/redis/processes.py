@@ -41,7 +41,7 @@ def heartbeat(process: Process, key: str = PROCESSES) -> Command:
     return "EVAL", _SCRIPT, 1, key, " ".join(process), _LIFE_MS
 
 
-def farewell(process: Process, key: str = PROCESSES) -> Command:
+def farewell(process: Process, key: str) -> Command:
     """The command by which a process says that it leaves."""
     return "ZREM", key, " ".join(process)
 

@@ -1,4 +1,7 @@
-"""Tests of rules: what `ratelimit test` reads, asks, compares and prints."""
+"""Tests of rules: what `ratelimit test` reads, asks, compares and prints.
+
+It is long because most tests have a file of rules, a file of cases, and what is printed of them.
+"""
 
 from __future__ import annotations
 
