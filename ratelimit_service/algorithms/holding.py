@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ratelimit_service.model import CounterSpec, Hit, Hold, Mode, State, Step
+from ratelimit_service.model import SECOND_US, CounterSpec, Hit, Hold, Mode, State, Step
 
 __all__ = [
     "KEEPS_END",
@@ -82,7 +82,7 @@ def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: R
     if holds:
         hits = max(hits, -(-spec.limit // _MOST_HOLDS))
     beside = total - max(0, own) if spec.holds else 0
-    step = spec.algorithm.charge(state, now_us, beside + hits, spec, False, hit.lease)
+    step = _together(hit, state, now_us, hits, beside, False)
     passed = step.passed and not (holds and own == SETTLED)
     more = 0
     if passed and holds:
@@ -91,15 +91,7 @@ def charge(hit: Hit, state: State | None, now_us: int, changes: Changes, held: R
             life_us += _counts_for(hits, spec, now_us + life_us)
         _note(hit, hits, life_us, beside + hits, changes)
         more = max(0, hits - max(0, own))
-    return Step(
-        passed,
-        state,
-        step.remaining if step.passed else _left(hit, state, now_us, beside),
-        step.reset_us,
-        step.retry_us,
-        more,
-        step.damaged,
-    )
+    return step._replace(passed=passed, state=state, counted=more)
 
 
 def _counts_for(hits: int, spec: CounterSpec, now_us: int) -> int:
@@ -137,21 +129,31 @@ def _beside(hit: Hit, state: State | None, now_us: int, addend: int, held: int) 
     algorithm, spec, force = hit.spec.algorithm, hit.spec, hit.count_denied
     if not held:
         return algorithm.charge(state, now_us, addend, spec, force, hit.lease)
-    both = algorithm.charge(state, now_us, held + addend, spec, force, b"")
+    both = _together(hit, state, now_us, addend, held, force)
     if not both.passed and not both.counted:
-        remaining = _left(hit, state, now_us, held)
-        return both._replace(state=state, remaining=remaining, counted=0)
+        return both._replace(state=state)
     step = algorithm.charge(state, now_us, addend, spec, force, hit.lease)
+    return step._replace(passed=both.passed, remaining=both.remaining, retry_us=both.retry_us)
+
+
+def _together(
+    hit: Hit, state: State | None, now_us: int, hits: int, held: int, force: bool
+) -> Step:
+    """What becomes of hits together with those that are held beside them.
+
+    Without room, what remains is what is left beside those. They can go at any moment: so the wait
+    is no longer than without them, or a second if that is more.
+    """
+    charge, spec = hit.spec.algorithm.charge, hit.spec
+    both = charge(state, now_us, held + hits, spec, force, hit.lease)
     if both.passed:
-        return step._replace(remaining=both.remaining)
-    remaining = _left(hit, state, now_us, held)
-    return step._replace(passed=False, remaining=remaining, retry_us=both.retry_us)
-
-
-def _left(hit: Hit, state: State | None, now_us: int, held: int) -> int:
-    """The hits for which there is room beside so many that are held."""
-    step = hit.spec.algorithm.charge(state, now_us, 0, hit.spec, False, b"")
-    return max(0, step.remaining - held) if step.passed else 0
+        return both
+    peek = charge(state, now_us, 0, spec, False, b"")
+    alone_us = charge(state, now_us, hits, spec, False, b"").retry_us
+    return both._replace(
+        remaining=max(0, peek.remaining - held) if peek.passed else 0,
+        retry_us=min(both.retry_us, max(alone_us, SECOND_US)),
+    )
 
 
 def _settle(

@@ -41,11 +41,12 @@ class Scratch:
     def put_away(self) -> None:
         """Makes all the counters what their copies are that have changed."""
         for name, each in self._copies.items():
-            if each.touched:
+            known = self._counters.get(name)
+            if each.touched or (known is None and each.holds):
                 each.touched = False
                 self._counters[name] = each
-            elif name in self._counters:
-                self._counters[name].terms = each.terms
+            elif known is not None:
+                known.terms, known.holds = each.terms, each.holds
 
 
 class Charging:
@@ -55,6 +56,8 @@ class Charging:
         self._scratch = scratch
         self._settings = settings
         self._lease = lease
+        self._granted: set[tuple[int, int]] = set()
+        """The limits whose hits a grant has taken, by their descriptors and places."""
 
     def charge(self, one: Meant) -> None:
         """Charges all limits of a descriptor, or the first that has room."""
@@ -84,6 +87,7 @@ class Charging:
             if taken:
                 # "They are spent before the limit's own, and are not counted by it."
                 own = _look(at, terms, now)
+                self._granted.add((id(one), len(one.counted)))
                 one.counted.append(own)
                 found = own._replace(remaining=min(UNLIMITED, remaining + more), counted=hits)
                 one.results.append(found)
@@ -109,9 +113,8 @@ class Charging:
                 places, zip(one.counters, one.terms, one.hits, strict=True), strict=True
             ):
                 at, own = self._scratch.counter(name, terms), one.counted[place]
-                granted = any(one.counted[each].counted for each in _before(one, place))
                 taken = self._always(one, terms) and (at.passes(terms, now, hits) or _any(at))
-                taken = taken and not granted
+                taken = taken and (id(one), place) not in self._granted
                 at.take(terms, now, hits if taken else 0, self._lease)
                 one.counted[place] = own._replace(counted=hits if taken else 0)
         for one in ones:
@@ -227,12 +230,6 @@ def _look(at: Counter, terms: Terms, now: int) -> Counted:
 def _places(one: Meant) -> list[int]:
     """Where the limits' own results are in `counted`."""
     return [at - 1 for at in accumulate(len(grants) + 1 for grants in one.grants)]
-
-
-def _before(one: Meant, place: int) -> range:
-    """Where the results of a limit's grants are, which stand before its own."""
-    limit = _places(one).index(place)
-    return range(place - len(one.grants[limit]), place)
 
 
 def _any(counter: Counter) -> bool:

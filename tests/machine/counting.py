@@ -82,9 +82,8 @@ class Counter:
         raise NotImplementedError
 
     def hold(self, name: str, hold: Hold) -> None:
-        """Holds hits beside it."""
+        """Holds hits beside it; what counts stays as it is."""
         self.holds.put(name, hold)
-        self.touched = True
 
     def held(self, terms: Terms, but: str = "") -> int:
         """What is held, to a limit that takes reservations."""
@@ -151,12 +150,20 @@ class Counter:
     def wait(self, terms: Terms, now: int, hits: int) -> int:
         """Over the limit the reset is the wait until these same hits pass.
 
-        "(if they never can, one window, or for buckets until they are as new)". "The wait that
-        a denied request is told counts what is held as if it stayed."
+        "A denied request is told to wait no longer than if nothing was held, or 1 s if that is
+        more."
         """
-        if hits + self.held(terms) > terms.hard:
+        stays = self.until_room(terms, now, hits + self.held(terms))
+        return min(stays, max(SECOND, self.until_room(terms, now, hits)))
+
+    def until_room(self, terms: Terms, now: int, hits: int) -> int:
+        """From now until these hits pass beside what counts.
+
+        "(if they never can, one window, or for buckets until they are as new)".
+        """
+        if hits > terms.hard:
             return self.whole(terms, now)
-        return first_moment(lambda at: self.passes(terms, at, hits), now) - now
+        return first_moment(lambda at: self.used(terms, at) + hits <= terms.hard, now) - now
 
     def whole(self, terms: Terms, now: int) -> int:
         """One window."""
@@ -425,11 +432,8 @@ class Bucket(Counter):
         )
         return max(Fraction(0), self._most(terms) - since * terms.rate)
 
-    def wait(self, terms: Terms, now: int, hits: int) -> int:
-        needed = hits + self.held(terms)
-        if needed > terms.hard:
-            return self.reset(terms, now)
-        return self._until(terms, now, terms.hard - needed)
+    def until_room(self, terms: Terms, now: int, hits: int) -> int:
+        return self._until(terms, now, max(0, terms.hard - hits))
 
     def reset(self, terms: Terms, now: int) -> int:
         return self._until(terms, now, 0)

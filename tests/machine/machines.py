@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from ratelimit_service.model import CounterSpec
-from tests.machine import walk
+from tests.machine import gateway, walk
 from tests.machine.answers import Answer, Asked, Counted, by_policy
+from tests.machine.gateway import Spoken
 from tests.machine.in_redis import Cached
 from tests.machine.losing import Failing, Losing
 from tests.machine.machine import Machine
 from tests.machine.meaning import Alone, Identity, Rule
 from tests.machine.model import Model
+from tests.machine.reservations import NOTHING, Reservation, ReservingMachine
+from tests.machine.reserving import LONGEST_US, ONLY_ASKS, Wanted
 from tests.machine.terms import SECOND
 from tests.machine.walk import Requested
 from tests.machine.world import DOMAIN, FullMemory, Told
@@ -182,6 +185,76 @@ class FailingMachine(Machine):
         for each, since in owed:
             self.model.told(each.counters, self.now, since)
             self.model.latest = max(self.model.latest, each.latest, self.now)
+        if self.world.stood_still:
+            self.begin_anew()
+
+
+class FailingReservingMachine(FailingMachine, ReservingMachine):
+    """A walk in which processes reserve and settle, too, also while they have lost their store."""
+
+    def begin_stream(
+        self, wishes: list[walk.Wish], held: walk.Held, process: int, seam: str = ""
+    ) -> None:
+        if process not in self.alone:
+            super().begin_stream(wishes, held, process, seam)
+            return
+        hold_id, asked = self.stream_of(wishes, held)
+        one = self.world.run(
+            gateway.reserve(self.world.processes[process], asked, held.hits, held.ttl, hold_id)
+        )
+        meant = [each._replace(addend=held.hits, negative=False) for each in asked]
+        self.look_alone(one, meant, Wanted("", LONGEST_US), process)
+
+    def end_stream(self, known: Reservation, used: int, process: int, seam: str = "") -> None:
+        """Rule: "Commit is tried again for some time": in vain, so the hold waits for its end."""
+        if process not in self.alone:
+            super().end_stream(known, used, process, seam)
+            return
+        asked = known.descriptors
+        one = self.world.run(gateway.settle(self.world.processes[process], asked, used, known.id))
+        assert one == (True, known.id, False, False, one.hits)
+
+    def call(
+        self, method: str, asked: list[Asked], hits: int, meant: list[Asked], process: int
+    ) -> None:
+        if process not in self.alone:
+            super().call(method, asked, hits, meant, process)
+            return
+        one = self.world.run(gateway.call(self.world.processes[process], method, asked, hits))
+        if method == "Report":
+            assert one == (True, "", False, False, one.hits)
+        else:
+            self.look_alone(one, meant, ONLY_ASKS, process)
+
+    def look_alone(self, one: Spoken, meant: list[Asked], wanted: Wanted, process: int) -> None:
+        """Holds what was told without the store against the model: "with an empty id"."""
+        told = self.model.reserve_without(meant, wanted, self.policy)
+        passes = not (told.over or told.failed)
+        if one.hits:
+            assert one.id == ""
+        assert (one.passes, one.failed, one.held) == (passes, told.failed, False), meant
+        self.decide([([each._replace(addend=0) for each in meant], 0)], process)
+
+    @rule(which=st.integers(0, 9), used=walk.used, process=st.integers(0, 1))
+    def lose_the_reply_to_a_settle(self, which: int, used: int, process: int) -> None:
+        """A process loses its store, which has settled what the process is never told: once."""
+        self.idle = process in self.alone or not self.reservations
+        if self.idle:
+            return
+        hold_id, asked = self.reservations[-1 - which % len(self.reservations)]
+        self.world.lose_next_reply(process, b"")
+        one = self.world.run(gateway.settle(self.world.processes[process], asked, used, hold_id))
+        if not one.hits:
+            self.world.lose_no_reply(process)
+            return
+        self.world.lose(process)
+        self.world.asked([Told(NOTHING, "", one.hits)])
+        meant = [each._replace(addend=used, negative=False) for each in asked]
+        self.model.settle(self.now, meant, hold_id)
+        self.leave_alone(process)
+        assert one == (True, hold_id, False, False, one.hits)
+        self.keys.update(zip(self.model.last, [hit.key for hit in one.hits], strict=False))
+        self.hits.update({hit.key: hit for hit in one.hits})
         if self.world.stood_still:
             self.begin_anew()
 

@@ -177,6 +177,17 @@ class Model:
         scratch.put_away()
         return told
 
+    def reserve_without(self, descriptors: Sequence[Asked], wanted: Wanted, policy: str) -> Answer:
+        """Rule: "The failure policy answers, with an empty id", and nothing is held.
+
+        Nobody could settle what a process holds alone, so `local` allows.
+        """
+        meant = self.meanings(descriptors, 0)
+        too_much = wanted.ttl_us > 0 and too_large(meant, self.settings)
+        if too_much or any(one.banned for one in meant):
+            return FAILED._replace(over=True, failed=False)
+        return self.without(descriptors, 0, "open" if policy == "local" else policy)
+
     def settle(self, now: int, descriptors: Sequence[Asked], hold_id: str) -> bool:
         """Counts what was used; returns whether anything was held. Rule: "a ban: Commit counts"."""
         self.latest = max(self.latest, now)

@@ -39,10 +39,14 @@ class ReservingMachine(Machine):
         self.reservations: list[Reservation] = []
         super().start(rules)
 
-    @rule(wishes=walk.wishes, held=walk.held, process=st.integers(0, 1))
-    def reserve(self, wishes: list[walk.Wish], held: walk.Held, process: int) -> None:
-        """A stream begins, or goes on for longer than it said."""
+    @rule(wishes=walk.wishes, held=walk.held, process=st.integers(0, 1), beside=walk.used)
+    def reserve(self, wishes: list[walk.Wish], held: walk.Held, process: int, beside: int) -> None:
+        """A stream begins, or goes on for longer; a request meets what it holds."""
         self.begin_stream(wishes, held, process)
+        if self.reservations:
+            asked = self.reservations[-1].descriptors
+            request = [each._replace(addend=beside, negative=False) for each in asked]
+            self.decide([(request, 0)], process)
 
     @rule(
         wishes=walk.wishes,
@@ -100,13 +104,18 @@ class ReservingMachine(Machine):
         """Asks whether hits would fit, or counts hits whatever the limits say."""
         wishes, hits = request
         asked = [self.asked(wish) for wish in wishes]
-        process %= len(self.world.processes)
         # "Without a number it asks for 1."
         numbers = [hits or 1 if each.addend is None else each.addend for each in asked]
         meant = [
             each._replace(addend=number, negative=False)
             for each, number in zip(asked, numbers, strict=True)
         ]
+        self.call(method, asked, hits, meant, process % len(self.world.processes))
+
+    def call(
+        self, method: str, asked: list[Asked], hits: int, meant: list[Asked], process: int
+    ) -> None:
+        """Asks or reports; `meant` are the descriptors with the numbers that they mean."""
         one = self.world.run(gateway.call(self.world.processes[process], method, asked, hits))
         if not self.noted(one):
             return
@@ -118,14 +127,17 @@ class ReservingMachine(Machine):
             expected = (not denied, "", False)
         self.look(f"{method} {hits}", one, expected, meant, process)
 
+    def stream_of(self, wishes: list[walk.Wish], held: walk.Held) -> Reservation:
+        """What is to be reserved: by the id and the descriptors of one of before, or by no id."""
+        if held.again is not None and self.reservations:
+            return self.reservations[-1 - held.again % len(self.reservations)]
+        return Reservation("", [self.asked(wish) for wish in wishes])
+
     def begin_stream(
         self, wishes: list[walk.Wish], held: walk.Held, process: int, seam: str = ""
     ) -> None:
         """Reserves hits by a new id, or by a known one."""
-        hold_id, asked = "", [self.asked(wish) for wish in wishes]
-        if held.again is not None and self.reservations:
-            hold_id, descriptors = self.reservations[-1 - held.again % len(self.reservations)]
-            asked = [*descriptors]
+        hold_id, asked = self.stream_of(wishes, held)
         process %= len(self.world.processes)
         meant = [each._replace(addend=held.hits, negative=False) for each in asked]
         one = self.world.run(

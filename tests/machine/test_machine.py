@@ -30,7 +30,12 @@ from tests.machine.in_redis import (
 )
 from tests.machine.losing import Failing, LosingNodes, LosingShards
 from tests.machine.machine import Machine
-from tests.machine.machines import CachedMachine, FailingMachine, FullMachine, LosingMachine
+from tests.machine.machines import (
+    CachedMachine,
+    FailingReservingMachine,
+    FullMachine,
+    LosingMachine,
+)
 from tests.machine.meaning import Override, Rule, Settings
 from tests.machine.reservations import ReservingMachine
 from tests.machine.terms import SECOND
@@ -228,7 +233,7 @@ def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: SharedCluster) 
 def test_lost_and_found(loop: asyncio.AbstractEventLoop, redis_server: SharedRedis) -> None:
     """Processes that lose their Redis answer by policy, and tell it later what they counted."""
     with closing(Failing(loop, redis_server)) as world:
-        run(world, FailingMachine)
+        run(world, FailingReservingMachine)
 
 
 def test_lost_shards(

@@ -83,9 +83,9 @@ def numbered(limit: Limit, choice: Choice) -> Limit:
 
 
 def _reservations(limit: Limit, choice: Choice) -> Limit:
-    """The same limit, and half of those that can take reservations do."""
+    """The same limit, and most of those that can take reservations do."""
     found = {key: value for key, value in limit.items() if key not in RESERVING}
-    if choice.one_in(2) or "max_wait" in limit or limit["algorithm"] == "concurrency":
+    if choice.one_in(4) or "max_wait" in limit or limit["algorithm"] == "concurrency":
         return found
     found["reservations"] = True
     found["max_reservation"] = choice.of(["100%", "100%", "50%", "34%"])

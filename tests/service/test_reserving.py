@@ -150,7 +150,7 @@ async def test_why_a_reservation_was_denied(asking: Asking, gateway: Gateway) ->
     assert [re.sub(r" \(/[^ ]*\)", "", line) for line in words] == [
         f": by override (ban {ban.id} by ops: because)",
         " by `model`: 500 a minute, of which one reservation may not hold 501",
-        " by `user`: 1000 a year, 800 used or held, 365 d to wait",
+        " by `user`: 1000 a year, 800 used or held, 1 s to wait",
     ]
 
 

@@ -10,6 +10,7 @@ import redis
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of
 from ratelimit_service.model import (
+    Anchor,
     Hit,
     Hold,
     Limit,
@@ -86,6 +87,59 @@ async def test_there_is_room_only_beside_what_is_held(store: Store, limit: Limit
 
     assert (settled.over, settled.remaining, settled.charged) == (False, 6, 2)
     assert taken(await one(store, hit(limit, 0))) == (True, 4)
+
+
+@pytest.mark.parametrize("limit", EVERY, ids=lambda limit: str(limit.algorithm))
+async def test_holds_alone_make_nobody_wait_longer_than_a_second(
+    store: Store, clock: Time, limit: Limit
+) -> None:
+    """They can be settled at any moment. So it is for charges, reservations and peeks alike."""
+    await one(store, hit(limit, 4))
+    await one(store, reserve(limit, 5))
+    clock.now_us += 1
+
+    waits = [
+        (await one(store, asked)).reset_us
+        for asked in (hit(limit, 2), reserve(limit, 2, OTHER), reserve(limit, 2, OTHER, ttl_us=0))
+    ]
+    assert waits == [SECOND, SECOND, SECOND]
+
+    await one(store, settle(limit, 2, OTHER))
+    assert (await one(store, hit(limit, 0))).reset_us == SECOND
+    denied = await one(store, hit(limit, 1, count_denied=True))
+    assert (denied.over, denied.reset_us) == (True, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("limit", "wait_us"),
+    [
+        (WINDOW, 20 * SECOND),
+        (WINDOW._replace(anchor=Anchor.FIRST_HIT), 20 * SECOND),
+        (WINDOW._replace(algorithm="sliding_log"), 20 * SECOND),
+        (WINDOW._replace(algorithm="sliding_window", buckets=60), 21 * SECOND),
+        (WINDOW._replace(algorithm="token_bucket"), 2 * SECOND),
+    ],
+)
+async def test_where_what_counts_denies_as_well_it_alone_is_waited_for(
+    store: Store, clock: Time, limit: Limit, wait_us: int
+) -> None:
+    """The wait is no longer than it would be if nothing was held."""
+    await one(store, hit(limit, 10 if limit.algorithm == "token_bucket" else 5))
+    clock.now_us += 40 * SECOND
+    await one(store, reserve(limit, 5))
+
+    denied = await one(store, hit(limit, 7 if limit.algorithm == "token_bucket" else 6))
+
+    assert (denied.over, denied.reset_us) == (True, wait_us)
+
+
+async def test_a_wait_that_is_shorter_than_a_second_is_told(store: Store, clock: Time) -> None:
+    """Though what is held may stay: with the window's end there is room in any case."""
+    await one(store, hit(WINDOW, 4))
+    await one(store, reserve(WINDOW, 5, ttl_us=2 * MINUTE))
+    clock.now_us += MINUTE - 7
+
+    assert (await one(store, hit(WINDOW, 2))).reset_us == 7
 
 
 @pytest.mark.parametrize("limit", EVERY, ids=lambda limit: str(limit.algorithm))

@@ -4,6 +4,7 @@
 local MOST_HOLDS = 10000
 local SETTLED = -1
 local IN_TURN = 3
+local SECOND = 1000000
 
 local function amount(key, id, changes)
   local change = changes[(id == "" and "\0h" or "\0i" .. id) .. key]
@@ -18,9 +19,16 @@ local function note(hit, hits, life, total, changes)
   changes["\0h" .. hit.key] = { key = hit.key, id = "", state = total }
 end
 
-local function left(hit, state, now, beside)
-  local step = algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
-  return step.passed and math.max(0, step.remaining - beside) or 0
+local function together(hit, state, now, hits, beside, force)
+  local charge, spec = algorithms[hit.spec.algorithm].charge, hit.spec
+  local both = charge(state, now, beside + hits, spec, force, hit.lease)
+  if not both.passed then
+    local peek = charge(state, now, 0, spec, false, "")
+    local alone = charge(state, now, hits, spec, false, "").retry
+    both.remaining = peek.passed and math.max(0, peek.remaining - beside) or 0
+    both.retry = math.min(both.retry, math.max(alone, SECOND))
+  end
+  return both
 end
 
 local function charge_beside(hit, state, now, addend, beside, force, lease)
@@ -28,17 +36,13 @@ local function charge_beside(hit, state, now, addend, beside, force, lease)
   if beside == 0 then
     return charge(state, now, addend, spec, force, lease)
   end
-  local both = charge(state, now, beside + addend, spec, force, "")
+  local both = together(hit, state, now, addend, beside, force)
   if not both.passed and both.counted == 0 then
-    both.remaining, both.state, both.counted = left(hit, state, now, beside), state, 0
+    both.state = state
     return both
   end
   local step = charge(state, now, addend, spec, force, lease)
-  if both.passed then
-    step.remaining = both.remaining
-  else
-    step.passed, step.retry, step.remaining = false, both.retry, left(hit, state, now, beside)
-  end
+  step.passed, step.remaining, step.retry = both.passed, both.remaining, both.retry
   return step
 end
 
@@ -73,10 +77,8 @@ local function reserve(hit, state, now, changes, total, own)
     hits = math.max(hits, math.ceil(spec.limit / MOST_HOLDS))
   end
   local beside = spec.holds and total - math.max(0, own) or 0
-  local step = algorithms[spec.algorithm].charge(state, now, beside + hits, spec, false, hit.lease)
-  if not step.passed then
-    step.remaining = left(hit, state, now, beside)
-  elseif holds and own == SETTLED then
+  local step = together(hit, state, now, hits, beside, false)
+  if holds and own == SETTLED then
     step.passed = false
   end
   local more = 0

@@ -96,6 +96,8 @@ class Simulator:
         """What a service would have noted of the requests that were decided, by subject."""
         self._now_us = 0
         self._leases = 0
+        self._reserved: set[str] = set()
+        """The names of reservations that have passed: who reserves again by one extends it."""
         self._stats = Stats()
         health = Health(logging.DEBUG)  # what happens in a simulation is not for the log
         self._store = MemoryStore(max_counters, self._stats, health, self._clock)
@@ -188,9 +190,12 @@ class Simulator:
         if too_large(plans, hits):
             return SimulatedReservation(False, rules, too_large=True)
         most_us = self._settings.max_reservation_ttl_us
-        to_hold = hits_to_hold(plans, hits, _id_of(name), min(ttl_us or most_us, most_us))
+        ttl_us, extends = min(ttl_us or most_us, most_us), name in self._reserved
+        to_hold = hits_to_hold(plans, hits, _id_of(name), ttl_us, extends=extends)
         settled = self._settled_of(plans, to_hold, at_us)
         passed = settled.verdict.passes
+        if passed:
+            self._reserved.add(name)
         held = passed and any(map(is_held, to_hold, settled.outcomes))
         return SimulatedReservation(passed, rules, hits if held else 0)
 

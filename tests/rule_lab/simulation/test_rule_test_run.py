@@ -203,10 +203,18 @@ def test_reservations(tmp_path: Path) -> None:
           - {descriptors: [{place: a}], reserve: b, hits: 8, expect: OVER_LIMIT}
           - {settle: a, hits: 8}
           - {descriptors: [{place: a}], reserve: b, hits: 8, expect: OK}
+        - name: who reserves again takes no other place, and who was denied takes one
+          steps:
+          - {domain: llm, descriptors: [{place: a}], reserve: a, hits: 8, expect: OK}
+          - {descriptors: [{place: a}], reserve: a, hits: 8, expect: OK}
+          - {descriptors: [{place: a}], reserve: b, hits: 8, expect: OVER_LIMIT}
+          - {settle: a, hits: 8}
+          - {descriptors: [{place: a}], reserve: b, hits: 8, expect: OK}
+          - {descriptors: [{place: a}], reserve: c, hits: 8, expect: OVER_LIMIT}
         """,
         STREAMS,
     )
-    assert text_of(results) == "5 cases passed"
+    assert text_of(results) == "6 cases passed"
 
 
 def test_reservations_that_cannot_be_read(tmp_path: Path) -> None:
