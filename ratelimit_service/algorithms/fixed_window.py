@@ -36,8 +36,8 @@ __all__ = ["ALGORITHM", "charge", "charge_any", "passing", "refund"]
 
 _COUNT_BITS: Final = 32
 _MAX_COUNT: Final = (1 << _COUNT_BITS) - 1
-_NUMBERS: Final = 1 << 28
-"""So many windows have a number of their own. The state stays below 2^60, which is what CPython
+_MAX_NUMBER: Final = (1 << 28) - 1
+"""The next window has the number 0 again. The state stays below 2^60, which is what CPython
 keeps in two digits, and mypyc in a machine word."""
 
 _FAR_AHEAD: Final = 1 << 10
@@ -74,17 +74,17 @@ def passing(
     number, count = now_us // window_us, 0
     reset_us = window_us - now_us % window_us  # products above 2^62 are slow where compiled
     if state >= 0:
-        ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
+        ahead = (state >> _COUNT_BITS) - number & _MAX_NUMBER
         if ahead > 1:
             if ahead < _FAR_AHEAD:
                 return 0, -1, 0
         else:
             count = state & _MAX_COUNT
-            if count and ahead:
+            if ahead and count:
                 number += 1
                 reset_us += window_us
     total = count + addend
-    packed = (number & _NUMBERS - 1) << _COUNT_BITS | total
+    packed = (number & _MAX_NUMBER) << _COUNT_BITS | total
     return packed, limit - total, reset_us
 
 
@@ -127,7 +127,7 @@ class _Window:
     def state(self) -> State:
         if self.spec.anchor is Anchor.FIRST_HIT:
             return _FROM_FIRST.pack(_MARK, self.start_us, self.count)
-        return (self.number & _NUMBERS - 1) << _COUNT_BITS | self.count
+        return (self.number & _MAX_NUMBER) << _COUNT_BITS | self.count
 
     def is_of(self, receipt: Receipt, now_us: int) -> bool:
         """Whether the receipt is of this window: it ends then, or it had begun when that counted.
@@ -165,7 +165,7 @@ class _Window:
             self.number, self.start_us, end_us, next_end_us = anchor.periods(now_us).at(now_us)
             self.window_us = end_us - self.start_us
         if isinstance(state, int):
-            ahead = (state >> _COUNT_BITS) - self.number & _NUMBERS - 1
+            ahead = (state >> _COUNT_BITS) - self.number & _MAX_NUMBER
             if ahead <= 1:
                 self.count = state & _MAX_COUNT
                 if ahead and self.count:

@@ -80,8 +80,8 @@ class Visited(Protocol):
         Who is `alone` in this turn need not leave anything for its end.
         """
 
-    def end_turn(self) -> None:
-        """Writes what is to be said after the visits of this turn."""
+    def flush(self) -> None:
+        """Writes what there is to say, after the visits of this turn."""
 
     def fail(self, error: Exception) -> None:
         """Ends, because one of these has raised. It gets no more visits."""
@@ -125,10 +125,9 @@ class Scheduler:
         self._scheduled = False
         """Whether the loop has been asked for a turn."""
         self._deferred = _Deferred()
-        self._visited: Visited | None = None
         self._call_us = _CALL_US
         """How long it takes to decide a call, as it took lately."""
-        self._before_write: deque[Callable[[], None]] | None = None
+        self._before_write: list[Callable[[], None]] | None = None
         """What is to be done at the end of this turn, or of a step at once; None without these."""
 
     # Clients
@@ -166,16 +165,15 @@ class Scheduler:
         self._number += 1
         heapq.heappush(self._waiting, (client.used_us + behind_us, self._number, client))
 
-    def later(self, finish: Callable[[int], None], calls: int) -> None:
-        """Has `finish` called once at the end of this turn, for so many calls of this visit.
+    def later(self, finish: Callable[[int], None], client: Visited, calls: int) -> None:
+        """Has `finish` called once at the end of this turn, for so many calls of a visited client.
 
         All who ask for it in one turn ask for the same. It hears the time, and raises nothing.
         """
         deferred = self._deferred
         deferred.finish = finish
         deferred.calls += calls
-        if self._visited is not None:
-            deferred.shares.append((self._visited, calls))
+        deferred.shares.append((client, calls))
 
     def before_write(self, work: Callable[[], None]) -> None:
         """Has short `work` done at the end of this turn, or of the step that is taken at once.
@@ -200,7 +198,7 @@ class Scheduler:
             return
         # What comes while this is done has not waited since somebody was heard last.
         self._polled_us = started = elapsed_us()
-        self._before_write = deque()
+        self._before_write = []
         try:
             step()
         finally:
@@ -267,16 +265,16 @@ class Scheduler:
     def _take_turn(self, now_us: int) -> None:
         """Does what there is to do; most turns have one client to visit, and nothing else."""
         until_us = now_us + TURN_US
-        self._before_write = deque()
+        self._before_write = []
         try:
             self._poll(now_us)
             while self._replies and now_us < until_us:
                 self._replies.popleft()()
                 now_us = elapsed_us()
-            stepped = self._stepped and self._waiting
-            if (self._begun or self._steps) and self._may_step and not stepped:
+            steps = self._begun or self._steps
+            if steps and self._may_step and not (self._stepped and self._waiting):
                 self._stepped = True
-                (self._begun or self._steps).popleft()()
+                steps.popleft()()
             elif self._waiting and now_us < until_us:
                 self._stepped = False
                 self._visit_some(now_us, until_us)
@@ -291,13 +289,13 @@ class Scheduler:
         """Finds out who has sent something since it was last asked."""
         since_us, self._polled_us = self._polled_us, now_us
         ready = self._epoll.poll(0)
-        several = len(ready) > 1 or bool(self._waiting)
         for descriptor, events in ready:
             client = self._clients.get(descriptor)
             if client is None:
                 continue
             try:
                 if client.ready(since_us, events):
+                    several = len(ready) > 1 or self._waiting
                     self._take_in(client, _BEHIND_US if several and client.has_much() else 0)
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
@@ -313,25 +311,23 @@ class Scheduler:
             if room <= 0 and visited:  # the first is visited however long deciding took lately
                 break
             place_us, _, client = heapq.heappop(waiting)
-            self._visited, behind_us = client, place_us - client.used_us
             self._least_us = max(self._least_us, client.used_us)
             alone, each_us = not (waiting or visited), self._call_us * (1 + len(waiting))
             visited.append(client)
             try:
                 if client.visit(now_us, room if room > 0 else 1, each_us, alone=alone):
-                    again.append((client, behind_us))
+                    again.append((client, place_us - client.used_us))
             except Exception as error:  # its fault must not cost others their turn
                 client.fail(error)
             started_us, now_us = now_us, elapsed_us()
             client.used_us += min(_MOST_USED_US, now_us - started_us)
-        self._visited = None
         if deferred.finish is not None:
             self._decide(deferred, deferred.finish, now_us)
         for client, behind_us in again:
             self._take_in(client, behind_us)
         for client in visited:
             try:
-                client.end_turn()
+                client.flush()
             except Exception as error:
                 client.fail(error)
 
@@ -351,10 +347,9 @@ class Scheduler:
 
     def _end_turn(self) -> None:
         """Does what is to be done before the loop has its turn."""
-        before_write = self._before_write
-        while before_write:
+        for work in self._before_write or ():  # it may have more done before
             try:
-                before_write.popleft()()
+                work()
             except Exception as error:  # its fault must not cost others what they have to say
                 self._tell(error)
         self._before_write = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.connection import Calls
@@ -47,20 +47,10 @@ class Pending:
                 break
         return now_us - oldest_us
 
-    def begin(self, batch: CallBatch, now_us: int) -> None:
-        """Notes that a batch is handed to the store."""
-        self.since_us[batch.priority][batch] = now_us
 
-
-class _Part(NamedTuple):
-    """The calls of one connection among those that are decided together."""
-
-    client: Client
-    stream_ids: list[int]
-    start: int
-    """The index of its first call."""
-    weight: int
-    """How many usual calls these are worth."""
+_Part = tuple[Client, list[int], int, int]
+"""The calls of one connection among those that are decided together: its streams, the index of its
+first call, and how many usual calls these are worth."""
 
 
 class CallBatch(Batch):
@@ -86,7 +76,7 @@ class CallBatch(Batch):
         """How many calls were answered before the others."""
         self.then: Callable[[], None] | None = None
         """Called when all is decided."""
-        self._parts = [_Part(client, calls.stream_ids, 0, weight)]
+        self._parts: list[_Part] = [(client, calls.stream_ids, 0, weight)]
         client.undecided += weight
 
     def add(self, client: Client, calls: Calls, deadline_us: int, weight: int) -> None:
@@ -95,24 +85,22 @@ class CallBatch(Batch):
         Either all calls of a batch have `origins`, or none has.
         """
         self.deadline_us = min(self.deadline_us, deadline_us)
-        self._parts.append(_Part(client, calls.stream_ids, len(self.bodies), weight))
+        self._parts.append((client, calls.stream_ids, len(self.bodies), weight))
         client.undecided += weight
         self.bodies += calls.messages
         if self.origins is not None and calls.origins is not None:
             self.origins += calls.origins
 
     def submit(self, now_us: int) -> None:
-        """Has the calls decided; each is answered on its own connection. Raises nothing.
+        """Has the calls decided; each is answered on its own connection.
 
-        `now_us` is the present time by `elapsed_us`.
+        `now_us` is the present time by `elapsed_us`. If it raises, which only a fault of ours
+        makes it do, `fail` answers them.
         """
         service = self._pending.service
-        try:
-            if service.waits:
-                self._pending.begin(self, now_us)
-            service.submit(self, now_us)
-        except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
-            self.fail(error)
+        if service.waits:
+            self._pending.since_us[self.priority][self] = now_us
+        service.submit(self, now_us)
 
     def fail(self, error: Exception) -> None:
         """Refuses all calls after a fault of ours."""
@@ -122,8 +110,9 @@ class CallBatch(Batch):
     def wants(self, index: int) -> bool:
         """Whether the caller of a call still waits for its answer."""
         parts = self._parts
-        part = parts[bisect_right(parts, index, key=_start) - 1 if len(parts) > 1 else 0]
-        return part.client.connection.is_open(part.stream_ids[index - part.start])
+        place = bisect_right(parts, index, key=_start) - 1 if len(parts) > 1 else 0
+        client, stream_ids, start, _ = parts[place]
+        return client.connection.is_open(stream_ids[index - start])
 
     def answer(self, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
@@ -181,7 +170,7 @@ class CallBatch(Batch):
 
 
 def _start(part: _Part) -> int:
-    return part.start
+    return part[2]
 
 
 def answer_each(

@@ -31,7 +31,7 @@ from ratelimit_service.grpc.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.grpc.overload import Overload
 from ratelimit_service.grpc.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.model.call_origin import CallOrigin
-from ratelimit_service.service import NEVER, PRIORITIES, Answer, Refusal, Service, counted_until
+from ratelimit_service.service import PRIORITIES, Answer, Refusal, Service, counted_until
 from ratelimit_service.wire import METHOD, SERVICE
 from ratelimit_service.wire.reservations import RESERVING_METHODS, RESERVING_SERVICE
 
@@ -96,17 +96,17 @@ class ServiceCalls:
             try:
                 if isinstance(event, Calls):
                     client.patience_us = event.head.timeout_us or client.patience_us
-                    calls, waited_us = event, visit.oldest_us
+                    calls, arrived_us = event, visit.now_us - visit.oldest_us
                     if not alone:
                         calls = _still_open(client, event)
                     if late is not None:
                         calls = self._in_time(client, calls, late)
-                        waited_us = late.waited_us(len(event.stream_ids) - len(calls.stream_ids))
+                        away = len(event.stream_ids) - len(calls.stream_ids)
+                        arrived_us = visit.now_us - late.waited_us(away)
                         late.before += len(event.stream_ids)
                     if calls.head.path != _DECIDE:
                         self._call_all(client, calls, visit.now_us)
                     elif calls.stream_ids:
-                        arrived_us = visit.now_us - waited_us
                         self._decide(client, calls, visit, arrived_us)
                 elif isinstance(event, Message):
                     client.connection.sender.send(event.stream_id, reflect(event.message))
@@ -224,9 +224,7 @@ class ServiceCalls:
     def _decide(self, client: Client, calls: Calls, visit: Visit, arrived_us: int) -> None:
         """Has calls decided that have come at that time, or later."""
         timeout_us = calls.head.timeout_us
-        deadline_us = NEVER
-        if timeout_us is not None:
-            deadline_us = counted_until(arrived_us, timeout_us)
+        deadline_us = counted_until(arrived_us, timeout_us)
         weight = len(calls.stream_ids)
         longest = max(map(len, calls.messages))
         if longest > USUAL_BYTES:
@@ -252,7 +250,7 @@ class ServiceCalls:
             )
         else:
             batch.add(client, calls, deadline_us, weight)
-        client.scheduler.later(self._submit_all, weight)
+        client.scheduler.later(self._submit_all, client, weight)
 
     def _turn_away(self, client: Client, calls: Calls) -> None:
         """Denies those of late calls whose callers are known to be over, and refuses the others."""
@@ -341,9 +339,7 @@ class ServiceCalls:
         """Answers calls of the other methods."""
         method = _RESERVE.get(calls.head.path)
         if method is not None:
-            deadline_us = NEVER
-            if calls.head.timeout_us is not None:
-                deadline_us = counted_until(now_us, calls.head.timeout_us)
+            deadline_us = counted_until(now_us, calls.head.timeout_us)
             origins: Sequence[CallOrigin | None] = calls.origins or [None] * len(calls.messages)
             of_each = zip(calls.stream_ids, calls.messages, origins, strict=True)
             for stream_id, message, origin in of_each:

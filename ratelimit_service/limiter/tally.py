@@ -40,7 +40,7 @@ def tally_plain(
 ) -> None:
     """The fast path of `tally`, for usual descriptors."""
     outcomes, verdict = settled.outcomes, settled.verdict
-    stats.decisions["ok" if verdict.passes else "over_limit"] += 1
+    stats.decisions["over_limit" if verdict is Verdict.DENIED else "ok"] += 1
     for index, planned in enumerate(plans):
         rule, _, _, node = planned
         outcome = outcomes[index]
@@ -60,7 +60,7 @@ def tally(
     callers: TopCallers | None = None,
 ) -> None:
     """Adds an answered request to its rules' tallies and the process's stats."""
-    stats.decisions["ok" if verdict.passes else "over_limit"] += 1
+    stats.decisions["over_limit" if verdict is Verdict.DENIED else "ok"] += 1
     declared = []  # what the rules alone say, without the global shadow mode
     for planned, several in zip(plans, outcomes, strict=True):
         rule = planned.rule

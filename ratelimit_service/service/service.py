@@ -40,6 +40,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     DROPPED,
     NEVER,
+    Done,
     KnownOver,
     Pay,
     Settled,
@@ -302,12 +303,12 @@ class Service:
                 for one in planned
             ]
         batch.planned = planned
-        pay = self._pay
-        divisible = batch.divisible and len(planned) > 1 and self.leases
-        if divisible and pay is not None and self._divide(batch, overridden, pay):
+        pay, several = self._pay, batch.divisible and len(planned) > 1
+        if pay is not None and several and self.leases and self._divide(batch, overridden, pay):
             return
         charged = [one.hits for one in planned if isinstance(one, PlannedRequest) and one.hits]
-        settled, wanted = partial(self._settled, batch), batch.wants
+        settled: Done = partial(self._settled, batch)
+        wanted: Wanted = batch.wants
         if len(charged) < len(planned):  # rare
             indices = [
                 index
@@ -319,15 +320,13 @@ class Service:
                 return
             settled = partial(self._settled_some, batch, indices)
             wanted = partial(wanted_at, wanted, indices)
-        if overridden is None:
-            charge = partial(self._store.charge, charged, settled)
+        pauses = len(charged) == 1 and len(charged[0]) > _SHORT_HITS
+        if overridden is not None:
+            charged, settled = self.overrides.charged(planned, overridden, settled)
+        if pauses and (overridden is not None or not self.waits):
+            shared_scheduler().go_on(partial(self._charge, batch, charged, settled, wanted))
         else:
-            charge = partial(self.overrides.charge, planned, overridden, settled)
-        pauses = not self.waits or overridden is not None
-        if pauses and len(charged) == 1 and len(charged[0]) > _SHORT_HITS:
-            shared_scheduler().go_on(partial(self._charge, batch, charge, wanted))
-        else:
-            charge(wanted, batch.deadline_us, batch.priority)
+            self._store.charge(charged, settled, wanted, batch.deadline_us, batch.priority)
 
     def _divide(
         self, batch: Batch, overridden: list[OverriddenRequest | None] | None, pay: Pay
@@ -367,11 +366,11 @@ class Service:
         return paid
 
     def _charge(
-        self, batch: Batch, charge: Callable[[Wanted, int, int], None], wanted: Wanted
+        self, batch: Batch, charged: list[Sequence[Hit]], settled: Done, wanted: Wanted
     ) -> None:
         """Charges what was planned in the turn before."""
         try:
-            charge(wanted, batch.deadline_us, batch.priority)
+            self._store.charge(charged, settled, wanted, batch.deadline_us, batch.priority)
         except Exception as error:
             self._fail(batch, error)
 
@@ -401,10 +400,10 @@ class Service:
             return
         answers: list[Answer] = []
         try:
-            callers = self.callers
-            exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
-            exact_callers = callers if exact else None
-            answers = self._answering.answer(batch.planned, settled, exact_callers)
+            callers = exact = self.callers
+            if callers is not None and callers.outcomes <= 0 and callers.weight > 1:
+                exact = None
+            answers = self._answering.answer(batch.planned, settled, exact)
             took_us = elapsed_us() - batch.started_us
             self._stats.latency.add(took_us, len(batch.bodies))
         except Exception as error:
@@ -415,7 +414,7 @@ class Service:
             if callers is not None:
                 callers.until -= len(batch.bodies)
                 if callers.until < 0 or callers.unnamed:
-                    of_sample = () if exact else settled
+                    of_sample = settled if exact is None else ()
                     note_callers(batch, of_sample, answers, callers, self._faults)
             if self._compiler.enqueues:
                 self._enqueue(batch, settled)

@@ -91,18 +91,10 @@ class MemoryStore(CounterTables):
         if self._crowded_until_us and now >= self._crowded_until_us:
             self._crowded_until_us = 0
             self._health.recover("memory")
-        found: list[Settled] = []
-        rest = iter(requests)
-        while len(found) < len(requests):
-            try:
-                for hits in rest:
-                    found.append(self._charge(hits, now))  # noqa: PERF401 -- kept if one fails
-            except Exception as error:
-                self._bugs.note("a request could not be counted in memory", error)
-                found.append(BROKEN)
+        settled = [self._charge(hits, now) for hits in requests]
         if self._size + self._bulk > self._max_counters:
             self._make_room(now)
-        done(found)
+        done(settled)
 
     def charge_hit(
         self,
@@ -154,7 +146,7 @@ class MemoryStore(CounterTables):
         """Charges hit after hit while each passes, as nearly always.
 
         If a hit does not pass, or is a refund, this is undone and `settle` decides. For a request
-        whose hits all pass both do the same.
+        whose hits all pass both do the same. After a fault of ours it has counted nothing.
         """
         outcomes: Outcomes = []
         undo: list[_Before] | None = [] if len(hits) > 1 else None
@@ -167,27 +159,28 @@ class MemoryStore(CounterTables):
                 table = tables[hash(key) & mask]
                 counter = table.get(key)
                 if counter is not None and counter.number >= 0:  # what `charge_hit` does with it
-                    number, pair = counter.number, counter.pair
-                    remaining, reset_us, counted = counter.charge(now, addend, spec, lease)
-                    if counted and undo is not None:
-                        undo.append((table, key, counter, number, pair, None))
+                    if undo is not None:
+                        undo.append((table, key, counter, counter.number, counter.pair, None))
+                    charged = counter.charge(now, addend, spec, lease)
                 else:
                     charged = self.charge_hit(key, spec, addend, lease, now, undo)
-                    remaining, reset_us, counted = charged
+                remaining, reset_us, counted = charged
                 if remaining < 0:
                     break
                 outcomes.append(Outcome(False, remaining, reset_us, counted))
             else:
                 return Settled(outcomes, _WITHIN)
-        except Exception:
-            self._take_back(undo or ())
-            raise
-        self._take_back(undo or ())
-        return self._settle(hits, now)
+            self._take_back(undo)
+            return self._settle(hits, now)
+        except Exception as error:
+            self._bugs.note("a request could not be counted in memory", error)
+            self._take_back(undo)
+            return BROKEN
 
-    def _take_back(self, undo: Sequence[_Before]) -> None:
+    def _take_back(self, undo: list[_Before] | None) -> None:
         """Undoes what was charged of a request so far."""
-        for table, key, counter, number, pair, packed in reversed(undo):
+        while undo:
+            table, key, counter, number, pair, packed = undo.pop()
             self._bulk += bulk_of(packed) - bulk_of(counter.packed)
             counter.number, counter.pair, counter.packed = number, pair, packed
             new = number < 0 and packed is None and not isinstance(counter, HoldingCounter)

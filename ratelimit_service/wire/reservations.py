@@ -17,15 +17,12 @@ from ratelimit_service.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ratelimit_service.wire.generated.kuadrant.service.ratelimit.v1.ratelimit_pb2 import (
         CommitRequest,
         CommitResponse,
         ReserveRequest,
         ReserveResponse,
     )
-    from ratelimit_service.wire.messages import RateLimitDescriptor
 else:
     _PACKAGE: Final = "kuadrant.service.ratelimit.v1"
     ReserveRequest = message_class(f"{_PACKAGE}.ReserveRequest")
@@ -90,17 +87,19 @@ def read_reserve(message: bytes) -> Reserving:
     ttl_us = request.ttl.seconds * 1_000_000 + request.ttl.nanos // 1_000
     if request.HasField("ttl") and ttl_us <= 0:
         raise BadRequestError("ttl", "ttl is none: leave it out, or send more than 0 seconds")
-    hits = _amount("amount", request.amount)
-    body = _body(request.domain, request.descriptors)
-    return Reserving(body, hits, request.reservation_id, ttl_us)
+    hits, its_id = _amount("amount", request.amount), request.reservation_id
+    for name in ("amount", "ttl", "reservation_id"):
+        request.ClearField(name)
+    return Reserving(_body(request), hits, its_id, ttl_us)
 
 
 def read_commit(message: bytes) -> Reserving:
     """Reads a CommitRequest. Raises BadRequestError if it is none, or counts too much."""
     request = parsed(CommitRequest, message)
-    hits = _amount("actual_amount", request.actual_amount)
-    body = _body(request.domain, request.descriptors)
-    return Reserving(body, hits, request.reservation_id)
+    hits, its_id = _amount("actual_amount", request.actual_amount), request.reservation_id
+    for name in ("reservation_id", "actual_amount"):
+        request.ClearField(name)
+    return Reserving(_body(request), hits, its_id)
 
 
 def read_asked(message: bytes) -> Reserving:
@@ -147,10 +146,13 @@ def _amount(name: str, hits: int) -> int:
     return hits
 
 
-def _body(domain: str, descriptors: Iterable[RateLimitDescriptor]) -> bytes:
-    """The same for all numbers of hits, so that its plan is remembered."""
-    request = RateLimitRequest(domain=domain, descriptors=descriptors)
+def _body(request: ReserveRequest | CommitRequest) -> bytes:
+    """The request of which nothing else is left, as a RateLimitRequest: both begin alike.
+
+    It is the same for all numbers of hits, so that its plan is remembered.
+    """
     for descriptor in request.descriptors:
         descriptor.ClearField("hits_addend")
         descriptor.is_negative_hits = False
+    request.DiscardUnknownFields()  # which could be others of a RateLimitRequest
     return request.SerializeToString()

@@ -99,9 +99,7 @@ def encode_within(limits: list[EncodedLimit], outcomes: list[Outcome]) -> bytes:
         room = _room(outcome.remaining)
         reset = _resets.get(seconds) or _say_reset(seconds)
         changes = len(room) + len(reset)
-        parts.append(limit.begun[changes] or limit.begin(changes))
-        parts.append(room)
-        parts.append(reset)
+        parts += (limit.begun[changes] or limit.begin(changes), room, reset)
     return b"".join(parts)
 
 
@@ -133,10 +131,9 @@ def encode_plain(
         reset = _reset(outcome.reset_us)
         parts.append(b"\x12" + _varint(len(limit) + len(remaining) + len(reset)))
         parts.append(limit + remaining + reset)
-    parts.append(additions)
     if by_policy:
-        parts.append(_policies(by_policy))
-    return b"".join(parts)
+        additions += _policies(by_policy)
+    return b"".join(parts) + additions
 
 
 @lru_cache(maxsize=1024)

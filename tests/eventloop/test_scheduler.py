@@ -72,10 +72,10 @@ class Client:
         self.order.append(self.name)
         self._clock.us += self._us
         if self._calls and self.scheduler is not None:
-            self.scheduler.later(self.finish, self._calls)
+            self.scheduler.later(self.finish, self, self._calls)
         return self.visits < self.last_visit
 
-    def end_turn(self) -> None:
+    def flush(self) -> None:
         self.ends += 1
         self.order.append(self.name.upper())
 
@@ -163,8 +163,8 @@ class Calling(Client):
             self.mine.recv(1_000)
         return False
 
-    def end_turn(self) -> None:
-        super().end_turn()
+    def flush(self) -> None:
+        super().flush()
         self._clock.us += self.end_us
 
     def close(self) -> None:
@@ -390,7 +390,7 @@ class Failing(Client):
             raise ZeroDivisionError
         return False
 
-    def end_turn(self) -> None:
+    def flush(self) -> None:
         if self.where == "end":
             raise ZeroDivisionError
 

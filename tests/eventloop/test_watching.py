@@ -51,7 +51,7 @@ class Reading:
         self.waits = not self.ended
         return self.waits
 
-    def end_turn(self) -> None: ...
+    def flush(self) -> None: ...
 
     def fail(self, error: Exception) -> None:
         raise error

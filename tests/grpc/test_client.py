@@ -37,7 +37,7 @@ class Deciding(Calls):
         before = len(self.messages)
         super().handle(client, events, visit)
         if len(self.messages) > before:
-            client.scheduler.later(self._decide, len(self.messages) - before)
+            client.scheduler.later(self._decide, client, len(self.messages) - before)
 
     def _decide(self, now_us: int) -> None: ...
 

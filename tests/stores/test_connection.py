@@ -68,7 +68,7 @@ class Bytes:
         self.handled += 1
         return self.handled < self._pieces
 
-    def end_turn(self) -> None: ...
+    def flush(self) -> None: ...
 
     def fail(self, error: Exception) -> None:
         raise error

@@ -6,10 +6,11 @@ counted (`admission`), whether the client is still there (`presence`).
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP
+from typing import Final, Protocol
 
 from ratelimit_service.eventloop.clock import elapsed_us
 from ratelimit_service.eventloop.scheduler import Scheduler
@@ -29,11 +30,12 @@ _LATE_CALLS: Final = 256
 two, and only the newest of them are counted. Among them may be calls of callers who name no
 deadline, which are all counted: so many of these take about a turn."""
 
-_ENDED: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_ENDED: Final = EPOLLRDHUP | EPOLLHUP | EPOLLERR
 
 
-class Visit(NamedTuple):
-    """How long the calls of a visit have waited."""
+@dataclass(slots=True)
+class Visit:
+    """How long the calls of a visit have waited. Nobody changes it."""
 
     now_us: int
     """When it began, by `elapsed_us`."""
@@ -114,13 +116,13 @@ class Client:
     def ready(self, since_us: int, events: int) -> bool:
         """Something has come since that time; returns whether to visit it."""
         channel = self.channel
-        if events != select.EPOLLIN:
-            if events & select.EPOLLOUT:
+        if events != EPOLLIN:
+            if events & EPOLLOUT:
                 channel.write_on()
                 self._written()
             if events & _ENDED:
                 channel.end_comes()
-        if events != select.EPOLLOUT:
+        if events != EPOLLOUT:
             if not (channel.more or self.connection.cut_short):
                 # It came after the socket was last empty, and after the last turn had asked.
                 self._since_us = max(since_us, self._until_us)
@@ -145,10 +147,6 @@ class Client:
             return False
         # This turn writes at its end, so nobody need ask for a write.
         self.flushing = True
-        self._handle(now_us, most, each_us, alone)
-        return not self.connection.life.closing and self._is_due()
-
-    def _handle(self, now_us: int, most: int, each_us: int, alone: bool) -> None:
         connection, channel = self.connection, self.channel
         data, before = b"", 0
         if connection.cut_short or not channel.more:
@@ -159,7 +157,7 @@ class Client:
             if channel.empty:
                 self._charge_records(channel.empty)
             if not data or self._lost:
-                return
+                return not connection.life.closing and self._is_due()
             self.presence.heard = True
         oldest_us = now_us - self._since_us
         if oldest_us > FRESH_US and too_slow(oldest_us, self.patience_us):
@@ -173,6 +171,7 @@ class Client:
             newest_us = now_us - self._until_us
             visit = Visit(now_us, oldest_us, newest_us, behind, each_us, alone)
             self._calls.handle(self, events, visit)
+        return not connection.life.closing and self._is_due()
 
     def _go_on_behind(self, now_us: int, handled: int) -> float:
         """Reckons since when the rest has come; returns how much that is, in parts of the handled.
@@ -224,14 +223,9 @@ class Client:
         except Exception as error:
             self.fail(error)
 
-    def end_turn(self) -> None:
-        """Writes the answers to the visits of this turn."""
-        if self.flushing:
-            self.flushing = False
-            self.flush()
-
     def flush(self) -> None:
         """Writes what the connection has to say, at once."""
+        self.flushing = False
         channel, connection = self.channel, self.connection
         if self._lost:
             return
@@ -269,7 +263,7 @@ class Client:
 
     def _flush_now(self) -> None:
         try:
-            self.end_turn()
+            self.flush()
         except Exception as error:  # what it was to say may not be whole any more
             self.fail(error)
 

@@ -114,9 +114,10 @@ class Connection:
         call, with or without new bytes, goes on.
         """
         events: list[Event] = []
-        if self.life.closing:
+        life, streams, sender = self.life, self.streams, self.sender
+        if life.closing:
             self.cut_short = False
-            self.sender.resumable.clear()
+            sender.resumable.clear()
             return events
         at = 0
         if self._data:
@@ -124,21 +125,20 @@ class Connection:
                 data = self._data[self._at :] + data
             else:
                 data, at = self._data, self._at
-        start, self.cut_short = at, False
+        start = at
         try:
-            streams, sender = self.streams, self.sender
-            if sender.resumable or sender.opened or streams.blocked or not self.life.settled:
+            if sender.resumable or sender.opened or streams.blocked or not life.settled:
                 at, most = self._before(data, at, most, events)
-            if at or self.life.opening is not Opening.PREFACE:
+            if at or life.settled or life.opening is not Opening.PREFACE:
                 at, self.cut_short = self._receiver.walk(data, at, most, events)
         except ConnectionFaultError as error:
             at = len(data)
             self.cut_short = False
-            self.sender.resumable.clear()
+            sender.resumable.clear()
             self.abandon(error.code, str(error), error.reason)
-        if self.streams.withdrawn:
-            events += map(Cancelled, self.streams.withdrawn)
-            self.streams.withdrawn.clear()
+        if streams.withdrawn:
+            events += map(Cancelled, streams.withdrawn)
+            streams.withdrawn.clear()
         if at < len(data):
             self._keep(data, at, start)
         elif self._data:

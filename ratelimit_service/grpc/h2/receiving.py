@@ -114,7 +114,7 @@ class Receiver:
         Returns where the first frame begins that is left, and whether it is complete: it stops
         after work that is worth about `most` usual calls. Raises ConnectionFaultError.
         """
-        life, budget = self._life, self._budget
+        life = self._life
         end, left_us = len(data), most * PIECE_US
         while end - at >= FRAME_HEAD_BYTES:
             # The type lets mypyc keep the tuple out of the heap.
@@ -129,16 +129,16 @@ class Receiver:
                 return at, True
             if life.steady and self._block is None:
                 if kind_and_flags == WHOLE_HEADERS:
-                    taken = self._calls(data, at, stop, stream_id, left_us, events)
+                    after, cost_us = self._calls(data, at, stop, stream_id, left_us, events)
                 else:
                     payload = data[at + FRAME_HEAD_BYTES : stop]
-                    taken = self._between(kind_and_flags, stream_id, payload, stop, events)
-                if taken[0]:
-                    at, left_us = taken[0], left_us - taken[1]
+                    after, cost_us = self._between(kind_and_flags, stream_id, payload, stop, events)
+                if after:
+                    at, left_us = after, left_us - cost_us
                     continue
-            payload, before_us = data[at + FRAME_HEAD_BYTES : stop], budget.worked_us
+            payload, before_us = data[at + FRAME_HEAD_BYTES : stop], self._budget.worked_us
             self._take(kind_and_flags, stream_id & MAX_WINDOW, payload, events)
-            left_us -= PIECE_US + budget.worked_us - before_us
+            left_us -= PIECE_US + self._budget.worked_us - before_us
             if self._sender.blocked:  # before what the client says next
                 left_us = self._sender.let_through(left_us // PIECE_US) * PIECE_US
             at = stop
@@ -162,7 +162,9 @@ class Receiver:
         if data.startswith(_MESSAGE_FOLLOWS, stop + 3):
             most = min(room, left_us // PIECE_US or 1)
             if usual:
-                end, stream_ids, messages = runs.usual_calls(data, at, block, streams.latest, most)
+                end, stream_ids, messages = runs.usual_calls(
+                    data, at, self._usual_block, streams.latest, most
+                )
                 origins = None if caller is None else [caller] * len(stream_ids)
             else:
                 recall = self._headers.recall

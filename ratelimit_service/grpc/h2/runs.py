@@ -38,6 +38,12 @@ _REFUSAL_HEAD: Final = _REFUSAL[:5]
 _REFUSAL_END: Final = _REFUSAL[9:]
 _refusal: Final = struct.Struct(">5sI4s").pack
 
+_MOST_BYTES: Final = USUAL_BYTES - FRAME_HEAD_BYTES
+"""A longer message may have many descriptors."""
+
+_Fields = tuple[bytes, int, bytes, int, int, int, int, int]
+"""What `usual_calls` unpacks. The type lets the compiler do so without generic objects."""
+
 _FEW: Final = 12
 """So many refusals are sooner made one by one."""
 
@@ -50,16 +56,12 @@ def usual_calls(
     Each is a HEADERS frame with this block, which opens a new stream above the last one, and a DATA
     frame that ends it. Returns where the run ends, the streams, and the messages.
     """
-    usual_head = head_start(len(block), HEADERS, END_HEADERS)
-    usual_block = block + b"\0"  # and the high byte of the DATA frame's size, which is 0
-    shape = _message_shape(len(usual_block))
-    unpack, size = shape.unpack_from, shape.size
+    usual_head, usual_block, size, unpack = _beginning(block)
     at, end, last = start, len(data), last_stream_id
     streams: list[int] = []
     messages: list[bytes] = []
     while at + size <= end and len(streams) < most:
-        # The type lets the compiler unpack the tuple without generic objects.
-        fields: tuple[bytes, int, bytes, int, int, int, int, int] = unpack(data, at)
+        fields: _Fields = unpack(data, at)
         head, stream, its_block, length, kind_and_flags, its_stream, packed, bytes_ = fields
         begin = at + size
         after = begin + bytes_
@@ -69,7 +71,7 @@ def usual_calls(
             or its_stream != stream
             or packed
             or length != PREFIX_BYTES + bytes_
-            or length > USUAL_BYTES - FRAME_HEAD_BYTES
+            or length > _MOST_BYTES
             or not last < stream <= MAX_WINDOW
             or not stream & 1
             or head != usual_head
@@ -122,7 +124,7 @@ def varied_calls(
             or its_high
             or packed
             or its_length != PREFIX_BYTES + size
-            or its_length > USUAL_BYTES - FRAME_HEAD_BYTES
+            or its_length > _MOST_BYTES
             or after > end
             or length > MAX_FRAME_SIZE
             or head_of(block) is not head
@@ -140,9 +142,14 @@ _MESSAGE_HEAD: Final = struct.Struct(">BHHIBI")
 
 
 @lru_cache(maxsize=64)
-def _message_shape(block_bytes: int) -> struct.Struct:
-    """The same with the prefix of the message."""
-    return struct.Struct(f">{STREAM_AT}sI{block_bytes}sHHIBI")
+def _beginning(block: bytes) -> tuple[bytes, bytes, int, Callable[[bytes, int], _Fields]]:
+    """How usual calls with this block begin: with this head and block, and so many bytes in all.
+
+    The last is what unpacks these.
+    """
+    usual_block = block + b"\0"  # and the high byte of the DATA frame's size, which is 0
+    shape = struct.Struct(f">{STREAM_AT}sI{len(usual_block)}sHHIBI")
+    return head_start(len(block), HEADERS, END_HEADERS), usual_block, shape.size, shape.unpack_from
 
 
 def refusals(streams: Sequence[int]) -> bytes:

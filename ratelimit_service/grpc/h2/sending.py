@@ -116,24 +116,24 @@ class Sender:
         """
         if not self._life.steady or self._streams.blocked:  # what has waited comes first
             return 0
-        streams, window = self._streams.open, self.window
-        most = min(self.first_window, MAX_FRAME_SIZE) - PREFIX_BYTES
-        written: list[bytes] = []
+        streams, window, done = self._streams.open, self.window, 0
+        most = min(self.first_window, MAX_FRAME_SIZE)
         try:
             for stream_id in stream_ids:
-                message = answers[start + len(written)]
+                message = answers[start + done]
                 if not isinstance(message, bytes) or streams.get(stream_id, self) is not None:
                     break
                 length = len(message)
-                if length > most or length + PREFIX_BYTES > window:
+                size = PREFIX_BYTES + length
+                if size > most or size > window:
                     break
                 pack = (_packers[length] if length < _MOST_PACKED else None) or _packer(length)
-                written.append(
+                self.output.append(
                     pack(
                         _HEADERS_HEAD,
                         stream_id,
                         OK_HEADERS,
-                        length + PREFIX_BYTES,
+                        size,
                         stream_id,
                         length,
                         message,
@@ -142,14 +142,14 @@ class Sender:
                         _OK_TRAILERS,
                     )
                 )
-                window -= length + PREFIX_BYTES
+                window -= size
                 del streams[stream_id]
+                done += 1
         finally:  # a fault with one of them must not cost those before it their answers
             self.window = window
-            self._streams.finished.extend(stream_ids[: len(written)])
-            self.output += written
-            self._budget.credit(len(written))
-        return len(written)
+            self._streams.finished.extend(stream_ids[:done])
+            self._budget.credit(done)
+        return done
 
     def refuse(self, stream_ids: Sequence[int]) -> None:
         """Refuses calls at once, because there is no time for them.

@@ -28,7 +28,7 @@ from ratelimit_service.service.overrides.granted import SpentGrants, granted
 from ratelimit_service.service.planned import PlannedRequest, banned
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Wanted
+from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict
 
 __all__ = ["OverriddenRequest", "OverridesInForce"]
 
@@ -172,16 +172,13 @@ class OverridesInForce:
                     touched[index] = overridden
         return touched
 
-    def charge(
+    def charged(
         self,
         planned: Sequence[PlannedRequest | Answer],
         touched: Sequence[OverriddenRequest | None],
         done: Done,
-        wanted: Wanted,
-        deadline_us: int,
-        priority: int,
-    ) -> None:
-        """Has the store charge those requests that have hits.
+    ) -> tuple[list[Sequence[Hit]], Done]:
+        """What the store is to charge of those requests that have hits, and who is to hear of it.
 
         A request with grants gets one outcome for each limit, and one that is banned is denied.
         """
@@ -192,7 +189,7 @@ class OverridesInForce:
         ]
         if any(by and (by.granted or by.banned) for _, by in charged):
             done = partial(self._settled, charged, done)
-        self._store.charge([hits for hits, _ in charged], done, wanted, deadline_us, priority)
+        return [hits for hits, _ in charged], done
 
     def _settled(
         self,
