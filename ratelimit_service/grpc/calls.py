@@ -143,9 +143,9 @@ class ServiceCalls:
             return calls
         visit, total = late.visit, late.total
         waited_us = visit.oldest_us, visit.newest_us
-        # Where the store is too far for a caller, failure policies answer at once: that waits for
-        # nothing, and is no overload.
-        store_us = 0 if too_slow(self._service.way_us(), patience_us) else late.store_us
+        # Where the store is too far or too slow for a caller, failure policies answer at once: that
+        # waits for nothing, and is no overload.
+        store_us = 0 if too_slow(self._service.reply_us(), patience_us) else late.store_us
         counted = in_time(total, *waited_us, visit.each_us, patience_us, store_us)
         away = refused(len(calls.stream_ids), late.before, total, counted)
         if not away:

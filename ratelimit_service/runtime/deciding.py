@@ -45,7 +45,7 @@ async def deciding(
             known_over=opened.known_over,
             pay=opened.pay,
         )
-        service.way_us = opened.way_us
+        service.reply_us = opened.reply_us
         service.enqueueing = enqueueing = Enqueueing(queues, stats)
         history = CallerHistory(service.callers, records) if service.callers is not None else None
         if history is not None:

@@ -39,7 +39,7 @@ class Opened(NamedTuple):
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
     stand, `forget` lets them start again from nothing. Processes leave `records` there for each
     other. Rules have `queues` there for denied requests. `shard_states` says how the store's
-    servers stand, if it has any, and `way_us` how long the way to the farthest and back takes.
+    servers stand, if it has any, and `reply_us` how long the slowest takes to reply lately.
     `known_over` says who is over without counting. `pay` settles what needs no store, if anything
     may. `lease` hears which limits are leased from now on.
     """
@@ -54,7 +54,7 @@ class Opened(NamedTuple):
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple
     known_over: KnownOver = unknown
-    way_us: Callable[[], int] = int
+    reply_us: Callable[[], int] = int
     pay: Pay | None = None
     lease: Callable[[Collection[CounterSpec]], None] = _nothing
 
@@ -114,7 +114,7 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         queues,
         states,
         advances.known_over,
-        store.way_us,
+        store.reply_us,
         advances.pay,
         advances.lease,
     )

@@ -85,8 +85,8 @@ class Service:
         self._stats = stats
         self.waits = store.waits
         """Whether decisions wait for somebody else to count."""
-        self.way_us: Callable[[], int] = int
-        """How long the way to who counts and back takes, without anybody else's waiting."""
+        self.reply_us: Callable[[], int] = int
+        """How long who counts takes to reply lately, once it is asked."""
         self._faults = Faults(stats)
         rare_log = RareLog(stats)
         self._planning = Planning(settings, stats, self._faults, rare_log)

@@ -74,15 +74,15 @@ async def test_what_waited_too_long_is_not_counted(tmp_path: Path) -> None:
 
 
 async def test_who_waits_for_less_than_the_way_to_a_store_is_asked_for(tmp_path: Path) -> None:
-    """A far store is no overload: failure policies answer those for whom it is too far.
+    """A far or slow store is no overload: failure policies answer those for whom it is that.
 
-    Who has time for it is refused only if calls wait longer than the way takes.
+    Who has time for it is refused only if calls wait longer than its replies take.
     """
     store = Far()
     ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.settle()
     store.deadlines_us.clear()
-    ends.service.way_us = lambda: WAY_US
+    ends.service.reply_us = lambda: WAY_US
 
     assert ends.call(timeout="60S")
     assert ends.call(timeout="200S")

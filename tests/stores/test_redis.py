@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from ratelimit_service.eventloop.clock import elapsed_us
-from ratelimit_service.stores import Outcomes, Settled
+from ratelimit_service.stores import NEVER, Outcomes, Settled
 from ratelimit_service.stores.redis import call_window
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
@@ -148,7 +148,7 @@ async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
         await asyncio.sleep(0)
 
     reply_us = fixture.store.wait_us(0)
-    assert reply_us > 0
+    assert fixture.store.reply_us() == reply_us > 0
     assert fixture.store.wait_us(7) == reply_us + reply_us * 4 * (125 * 16 - 256) // 256
     fixture.store.charge([[hit(key="other")]], lambda _: None)
     while fixture.store.shard_states()[0].under_way < 3:
@@ -183,6 +183,27 @@ async def test_how_long_calls_took_is_forgotten_while_nothing_is_under_way(
         while fixture.store.wait_us(0) > 1_000:
             await asyncio.sleep(0)
 
+    await fixture.store.close()
+
+
+async def test_a_late_reply_is_no_wait_for_others(own_redis: RedisServer) -> None:
+    """A server that was late last takes too long for everybody, until it answers in time again.
+
+    Who asks that lets failure policies answer for it, and refuses nobody.
+    """
+    fixture = Fixture(own_redis.url, timeout_us=50_000)
+    await started(fixture.store)
+    await fixture.hit()
+    assert fixture.store.reply_us() < NEVER
+    own_redis.stop()
+
+    await charged(fixture.store, [[hit()]])
+
+    assert fixture.store.reply_us() == NEVER
+    own_redis.cont()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while fixture.store.reply_us() == NEVER:
+            await charged(fixture.store, [[hit()]])
     await fixture.store.close()
 
 

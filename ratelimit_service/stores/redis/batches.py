@@ -120,8 +120,12 @@ class Batches:
 
         What it waits for to be sent counts several times.
         """
+        return self.reply_us() + self._window.queued_us(_MARGIN * self._waiting(priority))
+
+    def reply_us(self) -> int:
+        """How long a request waits for its reply once it is sent, going by the last ones."""
         self._window.forget_times(elapsed_us())
-        return self._window.wait_us(_MARGIN * self._waiting(priority))
+        return self._window.reply_us
 
     def _waiting(self, priority: int) -> int:
         """How many requests of this priority or a lower one wait to be sent."""

@@ -135,10 +135,10 @@ class CallWindow:
         """The server waits for this process: one more call may be under way."""
         self._limit += 1
 
-    def wait_us(self, waiting: int) -> int:
-        """How long a request takes before which so many wait to be sent."""
+    def queued_us(self, waiting: int) -> int:
+        """How long a request waits to be sent before which so many wait."""
         limit = self._limit + self._on_the_way
-        return self.reply_us + self.reply_us * waiting // (self.full * limit)
+        return self.reply_us * waiting // (self.full * limit)
 
     def below(self) -> int:
         """Requests of priorities below this number may be sent now, if they fill no call."""

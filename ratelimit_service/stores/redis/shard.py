@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from ratelimit_service.model import Hit, Outcome
-from ratelimit_service.stores import ShardState
+from ratelimit_service.stores import NEVER, ShardState
 from ratelimit_service.stores.keys import slot_of
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch
@@ -126,6 +126,10 @@ class Shard:
     def wait_us(self, priority: int) -> int:
         """How long a new request of this priority would wait for its reply."""
         return self._batches.wait_us(priority)
+
+    def reply_us(self) -> int:
+        """How long that would take if nothing waited before it; `NEVER` if the last was late."""
+        return self._batches.reply_us() if self.server.breaker.in_time else NEVER
 
     def ask(self, batch: Batch) -> None:
         """Sends a batch at once to a node that is about to get its slot."""

@@ -249,9 +249,9 @@ class RedisStore:
         """How long a new request of this priority would wait where that is longest."""
         return max([shard.wait_us(priority) for shard in self.shards if shard.available], default=0)
 
-    def way_us(self) -> int:
-        """How long the way to a server and back takes, where that is longest."""
-        return max([shard.server.clock.way_us for shard in self.shards])
+    def reply_us(self) -> int:
+        """How long a server takes to reply lately, with the way, where that is longest."""
+        return max([shard.reply_us() for shard in self.shards if shard.available], default=0)
 
     async def close(self) -> None:
         """Disconnects for good."""
