@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from ratelimit_service.grpc.h2.client import Client
 from ratelimit_service.grpc.h2.connection import Calls
@@ -48,9 +48,15 @@ class Pending:
         return now_us - oldest_us
 
 
-_Part = tuple[Client, list[int], int, int]
-"""The calls of one connection among those that are decided together: its streams, the index of its
-first call, and how many usual calls these are worth."""
+class _Part(NamedTuple):
+    """The calls of one connection among those that are decided together."""
+
+    client: Client
+    stream_ids: list[int]
+    start: int
+    """The index of its first call."""
+    weight: int
+    """How many usual calls these are worth."""
 
 
 class CallBatch(Batch):
@@ -76,7 +82,7 @@ class CallBatch(Batch):
         """How many calls were answered before the others."""
         self.then: Callable[[], None] | None = None
         """Called when all is decided."""
-        self._parts: list[_Part] = [(client, calls.stream_ids, 0, weight)]
+        self._parts = [_Part(client, calls.stream_ids, 0, weight)]
         client.undecided += weight
 
     def add(self, client: Client, calls: Calls, deadline_us: int, weight: int) -> None:
@@ -85,7 +91,7 @@ class CallBatch(Batch):
         Either all calls of a batch have `origins`, or none has.
         """
         self.deadline_us = min(self.deadline_us, deadline_us)
-        self._parts.append((client, calls.stream_ids, len(self.bodies), weight))
+        self._parts.append(_Part(client, calls.stream_ids, len(self.bodies), weight))
         client.undecided += weight
         self.bodies += calls.messages
         if self.origins is not None and calls.origins is not None:
@@ -170,7 +176,7 @@ class CallBatch(Batch):
 
 
 def _start(part: _Part) -> int:
-    return part[2]
+    return part.start
 
 
 def answer_each(

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from os import urandom
 from typing import Final
 
@@ -116,10 +116,7 @@ class Batches:
         return sum(map(len, self._queues)) + len(self._held)
 
     def wait_us(self, priority: int) -> int:
-        """How long a new request of this priority may wait for its reply, going by the last ones.
-
-        What it waits for to be sent counts several times.
-        """
+        """How long a new one may wait for its reply; its wait to be sent counts several times."""
         return self.reply_us() + self._window.queued_us(_MARGIN * self._waiting(priority))
 
     def reply_us(self) -> int:
@@ -129,11 +126,8 @@ class Batches:
 
     def _waiting(self, priority: int) -> int:
         """How many requests of this priority or a lower one wait to be sent."""
-        waiting = 0
-        for queue in self._queues[: priority + 1]:
-            for batch in queue:
-                waiting += len(batch.requests) - batch.sent
-        return waiting
+        waiting = chain(*self._queues[: priority + 1])
+        return sum([len(batch.requests) - batch.sent for batch in waiting])
 
     @property
     def _fills_a_call(self) -> bool:
